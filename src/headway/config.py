@@ -1,0 +1,121 @@
+"""Settings: frozen, small, one dataclass a part. TOML and flags resolve to them once, at the entry point.
+
+Each class is given the part it needs and never the whole. Facts that are measured rather than chosen (the number of KV
+blocks) travel in ``core.executor.ExecutorInfo``.
+"""
+
+import tomllib
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_batch_tokens: int = 512  # tokens computed in one step, prefill chunks and decodes together
+    max_batch_rows: int = 64  # requests in one step
+    max_in_flight: int = 1  # steps submitted before the first has returned
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    block_size: int = 16  # tokens in a KV block
+    memory_bytes: int = 1 << 30  # KV pool
+    dtype: str = "bf16"  # bf16 or f32
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    backend: str = "native"  # native or reference
+    threads: int = 0  # 0: as many as there are usable cores
+    isa: str = "auto"  # auto, avx512, avx2 or portable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str = "smollm2-135m"
+    max_context: int = 0  # 0: what the model was trained for, or what the KV pool holds if that is less
+    cache_dir: str = ""  # empty: the platform's cache folder
+    accept_licence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """Bounds on what one HTTP request may ask for; over a bound is 400 with the numbers."""
+
+    max_n: int = 16
+    max_prompts: int = 64
+    max_choices: int = 128  # prompts times n
+    max_logprobs: int = 20
+    max_stops: int = 16
+    max_stop_chars: int = 256
+    max_logit_bias: int = 1024
+    max_body_bytes: int = 32 << 20
+    max_messages: int = 4096
+    max_waiting_requests: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keep_alive_s: float = 120.0  # longer than common proxies' 60 to 90 s, so that they close first
+    drain_s: float = 30.0  # how long SIGTERM waits for what runs
+    send_buffer_bytes: int = 1 << 20  # unread output held for a slow client before its stream is aborted
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
+    """Defaults, then the TOML file, then ``overrides`` (dotted names such as ``scheduler.max_batch_rows``)."""
+    config = Config()
+    if path is not None:
+        try:
+            table = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+        config = _merge(config, table, "")
+    for name, value in (overrides or {}).items():
+        table = {}
+        leaf = table
+        *parents, last = name.split(".")
+        for parent in parents:
+            leaf = leaf.setdefault(parent, {})
+        leaf[last] = value
+        config = _merge(config, table, "")
+    return config
+
+
+def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
+    known = {f.name for f in fields(part)}
+    changes: dict[str, Any] = {}
+    for key, value in table.items():
+        name = prefix + key
+        if key not in known:
+            raise ConfigError(f"unknown setting {name!r}; known here: {', '.join(sorted(known))}")
+        current = getattr(part, key)
+        if is_dataclass(current):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name} is a group of settings, not a value")
+            changes[key] = _merge(current, value, name + ".")
+        else:
+            changes[key] = _coerce(name, value, type(current))
+    return replace(part, **changes)
+
+
+def _coerce(name: str, value: Any, kind: type) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
+    return value

@@ -1,0 +1,38 @@
+"""What the core asks of any device, real or simulated: two things and a handle."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headway.core.batch import ScheduledBatch, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """Measured facts about a device, fixed once it is up.
+
+    ``max_context`` is the longest sequence (prompt plus output) in tokens; it never exceeds the pool,
+    ``num_blocks * block_size``. ``max_batch_tokens`` and ``max_batch_rows`` bound one step.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_context: int
+    max_batch_tokens: int
+    max_batch_rows: int
+    vocab_size: int
+
+
+class StepHandle(Protocol):
+    def is_done(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """Waits for the step. Raises when the whole step failed, which no single request can cause."""
+        ...
+
+
+class Executor(Protocol):
+    info: ExecutorInfo
+
+    def submit(self, batch: ScheduledBatch) -> StepHandle:
+        """Starts a step. Batches run in the order they are submitted."""
+        ...

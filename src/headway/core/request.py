@@ -1,0 +1,81 @@
+"""A request as the core sees it: token ids in, token ids out. Text, templates and stop strings live in ``engine``."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end-of-sequence or stop token, or a stop string found by the engine
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORT = "abort"  # the client left, or the engine was asked to drop it
+    ERROR = "error"  # this request failed; others are untouched
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again; its blocks were taken, its tokens are kept
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. Checked once, in ``engine/admit.py``; the core and the sampler trust it.
+
+    ``temperature`` 0 is argmax, lowest id on a tie. ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 and the penalties' neutral
+    values (0, 0, 1) mean off. ``seed`` None is replaced by a fresh seed before the request reaches the core.
+    ``logprobs`` is the number of alternatives reported beside each chosen token (0: only the chosen), None for none.
+    ``max_tokens`` None means all the room the context has left.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence of tokens to extend. The scheduler owns and changes every field below the line.
+
+    A request's wanted tokens are its prompt plus its output; its computed tokens are those whose KV is in the pool (or will
+    be when the steps in flight are done). Prefill, decode and recompute are one rule: computed catches up with wanted.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int  # resolved: never None, prompt + max_tokens fits context and pool
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival: float = 0.0
+    # -- changed by the scheduler --
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0  # confirmed and promised: advanced by schedule(), not by update()
+    num_pending_tokens: int = 0  # sampled tokens promised by steps in flight, ids not known yet
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it, when one did
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that exist or are promised: prompt, output, and output still in flight."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

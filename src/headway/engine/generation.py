@@ -1,0 +1,68 @@
+"""What the engine is asked for and what it answers: the values between ``AsyncEngine`` or ``LLM`` and their callers."""
+
+from dataclasses import dataclass, field
+
+from headway.core.request import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. ``stop`` strings end the text and are left out of it unless ``include_stop``.
+
+    ``label`` is the client's name for it (shown, never used as a key).
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One token of the answer with its exact bytes; ``top`` holds the alternatives, most likely first."""
+
+    token_id: int
+    text: str  # readable; U+FFFD where the bytes are not whole characters
+    bytes: bytes
+    logprob: float
+    top: tuple["TokenText", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """A piece of one answer. The concatenated ``text`` of all deltas is the whole answer, exactly.
+
+    ``tokens`` holds log probabilities when they were asked for, else it is empty. The last delta, and only it, carries
+    ``finish_reason``; ``stop_reason`` is then the stop string or stop token id that matched, if one did.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    tokens: tuple[TokenText, ...]
+    usage: Usage
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The exact identity of what is served (law 5)."""
+
+    name: str  # as the person named it: the id in the API
+    family: str
+    quantisation: str  # "Q4_1", "bf16"
+    revision: str
+    digest: str  # sha256 of the artefact that holds the weights
+    max_context: int
+    vocab_size: int
+    num_parameters: int

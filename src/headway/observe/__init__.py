@@ -1,0 +1,1 @@
+"""What happened, as numbers: metrics now; timelines and cost later."""

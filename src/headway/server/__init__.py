@@ -1,0 +1,1 @@
+"""HTTP: an OpenAI-compatible front door."""
