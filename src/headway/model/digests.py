@@ -38,12 +38,14 @@ class FileRecord:
 
 
 def hash_file(path: Path, progress: Progress) -> str:
+    """Says nothing about a small file: it is done before anyone could look."""
     size = path.stat().st_size
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            progress(f"verifying {path.name}", file.tell(), size)
+            if size > CHUNK_BYTES:
+                progress(f"verifying {path.name}", file.tell(), size)
     return digest.hexdigest()
 
 
@@ -55,13 +57,13 @@ def combined_digest(sha256_by_name: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def cached_digest(path: Path, records: Path, progress: Progress) -> str:
+def cached_digest(path: Path, records: Path, progress: Progress, rehash: bool) -> str:
     """The digest of a file anywhere on disk. ``records`` is the folder where what was computed is remembered."""
     path = path.resolve()
     note = records / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
     with suppress(OSError, ValueError, TypeError):
         record = FileRecord(**json.loads(note.read_text())["record"])
-        if record.still_describes(path):
+        if record.still_describes(path) and not rehash:
             return record.sha256
     record = record_of(path, progress)
     with suppress(OSError):  # a cache that cannot be written costs time, no more

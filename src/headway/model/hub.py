@@ -205,5 +205,5 @@ def _hub_errors(wanted: HubName) -> Iterator[None]:
             raise
         raise DownloadError(
             f"cannot fetch {wanted.repo} from the hub ({type(error).__name__}: {error}). "
-            "Check the network (HTTPS_PROXY, HF_ENDPOINT) and try again; a model that was pulled before needs no network"
+            "Check the network (HTTPS_PROXY, HF_ENDPOINT) and try again; a model pulled before needs none"
         ) from error

@@ -45,7 +45,10 @@ def is_accepted(entry: CatalogueEntry, store: ModelStore) -> bool:
 def require_acceptance(
     entry: CatalogueEntry, store: ModelStore, accept: bool, ask: AskLicence | None, progress: Progress
 ) -> None:
-    """Fetches the terms and has them accepted: by ``accept``, or else by asking. Raises ``LicenceNotAccepted``."""
+    """Fetches the terms and has them accepted: ``ask`` decides where it is given, else ``accept`` does.
+
+    Raises ``LicenceNotAccepted``.
+    """
     if is_accepted(entry, store):
         return
     folder = store.folder(entry.name)
@@ -53,10 +56,10 @@ def require_acceptance(
         for member in entry.licence.terms:
             _fetch_terms(member, folder, progress)
     terms = LicenceTerms(entry.name, entry.licence.name, entry.licence.url, folder / entry.licence.terms[0].file_name)
-    if not (accept or (ask is not None and ask(terms))):
+    if not (ask(terms) if ask is not None else accept):
         raise LicenceNotAccepted(
             f"{entry.name} comes under the {terms.licence} ({terms.url}; a copy is in {terms.path}). "
-            f"Read it, then accept it with `headway models pull {entry.name} --accept-licence`, or with model.accept_licence = true"
+            f"Read it; accept it with `headway models pull {entry.name} --accept-licence` or model.accept_licence"
         )
     write_json(
         _record_path(entry, store),

@@ -41,15 +41,20 @@ def resolve_model(
     return find_model(name, config, progress) or pull_model(name, config, progress, ask_licence)
 
 
-def find_model(name: str, config: ModelConfig, progress: Progress = silent) -> ResolvedModel | None:
-    """The model if it is on disk, None when it has to be fetched first. Raises ``ModelNotFound`` for any other name."""
+def find_model(
+    name: str, config: ModelConfig, progress: Progress = silent, rehash: bool = False
+) -> ResolvedModel | None:
+    """The model if it is on disk, None when it has to be fetched first. Raises ``ModelNotFound`` for any other name.
+
+    With ``rehash`` every byte is read again and compared with the pinned digest; a path has none to compare with.
+    """
     store = ModelStore.at(config.cache_dir)
     if not is_remote(name):
-        return _local_model(name, store, progress)
+        return _local_model(name, store, progress, rehash)
     entry = catalogue().get(name)
     if entry is None:
         HubName.parse(name)
-    manifest = store.load(name, progress)
+    manifest = store.load(name, progress, rehash)
     if manifest is None or (entry is not None and manifest.digest != entry.sha256):
         return None
     return _resolved(manifest, store)
@@ -59,9 +64,9 @@ def pull_model(
     name: str, config: ModelConfig, progress: Progress = silent, ask_licence: AskLicence | None = None
 ) -> ResolvedModel:
     """Fetches the model; one of a hub is brought to its newest commit."""
-    store = ModelStore.at(config.cache_dir)
     if not is_remote(name):
-        return _local_model(name, store, progress)
+        raise _not_found(name)
+    store = ModelStore.at(config.cache_dir)
     try:
         if name.startswith(PREFIX):
             manifest = pull_from_hub(name, store, progress)
@@ -113,12 +118,12 @@ def _resolved(manifest: Manifest, store: ModelStore) -> ResolvedModel:
     )
 
 
-def _local_model(name: str, store: ModelStore, progress: Progress) -> ResolvedModel:
+def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool = False) -> ResolvedModel:
     path = Path(name).expanduser()
     weights = _weight_files(path) if name and path.exists() else []
     if not weights:
         raise _not_found(name)
-    digest = combined_digest({file.name: store.digest_of(file, progress) for file in weights})
+    digest = combined_digest({file.name: store.digest_of(file, progress, rehash) for file in weights})
     return ResolvedModel(name, path, f"sha256:{digest[:12]}", digest, "", str(path.resolve()))
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from headway.errors import DigestMismatch, DownloadError
+from headway.errors import DigestMismatch, DownloadError, ModelNotFound
 from headway.model.digests import FileRecord, cached_digest, combined_digest, record_of, write_json
 from headway.model.progress import Progress, bytes_under, format_bytes, silent
 
@@ -70,7 +70,10 @@ class ModelStore:
         return cls(Path(cache_dir).expanduser() if cache_dir else default_cache_dir())
 
     def folder(self, name: str) -> Path:
-        return self.root / "models" / quote(name, safe="@")  # one folder a name, with no separators in it
+        """One folder a name, directly under ``models`` whatever the name is."""
+        if name in ("", ".", ".."):
+            raise ModelNotFound(f"no model {name!r}: a model has a name")
+        return self.root / "models" / quote(name, safe="@")
 
     def manifests(self) -> list[Manifest]:
         """Every model in the cache, by name. Their files are not looked at."""
@@ -80,12 +83,12 @@ class ModelStore:
     def load(self, name: str, progress: Progress = silent, rehash: bool = False) -> Manifest | None:
         """The model, its files being what they were when verified; None when it, or a file of it, is not there.
 
-        A file whose size or time has changed (or every file, with ``rehash``) is read again. When its bytes have changed, it
-        is removed and ``DigestMismatch`` raised.
+        A file whose size or time has changed (or every one, with ``rehash``) is read again. If its bytes have changed,
+        it is removed and ``DigestMismatch`` raised.
         """
         folder = self.folder(name)
         manifest = _read_manifest(folder)
-        if manifest is None or not all((folder / file).is_file() for file in manifest.files):
+        if manifest is None or manifest.name != name or not all((folder / file).is_file() for file in manifest.files):
             return None
         files = {
             file: record
@@ -110,9 +113,9 @@ class ModelStore:
         shutil.rmtree(folder, ignore_errors=True)
         return freed
 
-    def digest_of(self, path: Path, progress: Progress = silent) -> str:
-        """The digest of a file outside the cache, computed once."""
-        return cached_digest(path, self.root / "digests", progress)
+    def digest_of(self, path: Path, progress: Progress = silent, rehash: bool = False) -> str:
+        """The digest of a file outside the cache, computed once, or again with ``rehash``."""
+        return cached_digest(path, self.root / "digests", progress, rehash)
 
     @contextmanager
     def space(self, needed: int) -> Iterator[None]:
@@ -129,8 +132,8 @@ class ModelStore:
     def _disk_full(self, needed: int) -> DownloadError:
         free = shutil.disk_usage(self.root).free
         return DownloadError(
-            f"this needs {format_bytes(needed)} free in {self.root}, and {format_bytes(free)} are free: "
-            "free some space, remove a model with `headway models rm`, or choose another cache folder (HEADWAY_CACHE, model.cache_dir)"
+            f"this needs {format_bytes(needed)} free in {self.root}, and {format_bytes(free)} are free: remove a model "
+            "with `headway models rm`, free some space, or choose another cache folder (HEADWAY_CACHE, model.cache_dir)"
         )
 
     @contextmanager
@@ -153,7 +156,7 @@ class ModelStore:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                progress(f"waiting for another process that has {name}", 0, 0)
+                progress(f"waiting for another process to finish with {name}", 0, 0)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:

