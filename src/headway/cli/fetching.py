@@ -40,4 +40,8 @@ def _licence_question(config: ModelConfig, progress: TerminalProgress) -> AskLic
 
     if config.accept_licence:
         return announce
-    return ask if sys.stdin.isatty() and console.is_terminal else None
+    return ask if _can_answer(console) else None
+
+
+def _can_answer(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal
