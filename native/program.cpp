@@ -237,7 +237,7 @@ void Program::rope_and_store(TensorRef q, TensorRef k, TensorRef v, std::shared_
                              std::shared_ptr<KVCacheLayer> kv, TensorRef out) {
   const KVLayer& layer = kv->layer();
   const int table_rows = int(table->size() / sizeof(float)) / layer.head_dim;
-  max_context_ = max_context_ ? std::min(max_context_, table_rows) : table_rows;
+  max_context_ = std::min(max_context_, table_rows);
   block_size_ = layer.block_size;
   num_blocks_ = layer.num_blocks;
   ops_.push_back(std::make_unique<RopeAndStoreOp>(q, k, v, std::move(table), std::move(kv), out));
@@ -274,6 +274,7 @@ void Program::check(const Step& step) const {
       require(step.token_ids[r] >= 0 && step.token_ids[r] < vocab_size_, "token id outside the vocabulary");
       require(step.positions[r] >= 0 && step.positions[r] < max_context_, "position outside the context");
     }
+    if (!num_blocks_) continue;
     const int last = step.positions[step.row_starts[i + 1] - 1];
     require(last / block_size_ < step.table_width, "block table shorter than the sequence");
     for (int b = 0; b <= last / block_size_; b++) {

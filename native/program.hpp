@@ -1,6 +1,7 @@
 // A step program: the model's ops recorded once as a list, replayed in one call a step by a team of threads.
 #pragma once
 #include <atomic>
+#include <climits>
 #include <memory>
 #include <vector>
 
@@ -101,7 +102,7 @@ class Program {
   ThreadPool& pool_;
   const Kernels& kernels_;
   int max_rows_, max_logit_rows_;
-  int vocab_size_ = 0, max_context_ = 0, block_size_ = 1, num_blocks_ = 0;  // of the tables and caches the ops were given
+  int vocab_size_ = 0, max_context_ = INT_MAX, block_size_ = 1, num_blocks_ = 0;  // of the tables and caches the ops read
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::unique_ptr<std::atomic<int>[]> next_;
