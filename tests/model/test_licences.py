@@ -3,13 +3,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wheelhouse import TERMS, Wheelhouse
 
 from headway.errors import DigestMismatch, LicenceNotAccepted
 from headway.model import wheels
 from headway.model.licences import html_to_text, is_accepted, require_acceptance
 from headway.model.progress import silent
 from headway.model.store import ModelStore
+from wheelhouse import TERMS, Wheelhouse
 
 
 @pytest.fixture

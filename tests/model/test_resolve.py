@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wheelhouse import Wheelhouse, random_bytes, sha256
 
 from headway.config import ModelConfig
 from headway.errors import DigestMismatch, DownloadError, LicenceNotAccepted, ModelNotFound, UnsupportedModel
 from headway.model import digests, resolve, wheels
 from headway.model.resolve import find_model, pull_model, resolve_model
+from wheelhouse import Wheelhouse, random_bytes, sha256
 
 
 @pytest.fixture
@@ -181,6 +181,25 @@ def test_a_malformed_hub_name_is_refused_without_a_network(house, config, name) 
         resolve_model(name, config)
 
 
+def test_a_file_that_cannot_be_read_is_an_error_of_ours(house, config, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(b"weights")
+
+    def deny(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(resolve.ModelStore, "digest_of", deny)
+    with pytest.raises(ModelNotFound, match="Permission denied"):
+        resolve_model(str(path), config)
+    with pytest.raises(ModelNotFound, match="too long"):
+        resolve_model("x" * 5000, config)
+
+
+def test_a_gguf_file_may_have_any_name(house, config, tmp_path) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF and so on")
+    assert resolve_model(str(tmp_path / "blob"), config).digest == sha256(b"GGUF and so on")
+
+
 def test_files_of_another_kind_are_refused(house, config, tmp_path) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     with pytest.raises(UnsupportedModel, match=r"not a GGUF file"):
@@ -188,5 +207,5 @@ def test_files_of_another_kind_are_refused(house, config, tmp_path) -> None:
     with pytest.raises(UnsupportedModel, match="no safetensors files"):
         resolve_model(str(tmp_path), config)
     (tmp_path / "inside.gguf").write_bytes(b"")
-    with pytest.raises(UnsupportedModel, match="name the file itself: inside.gguf"):
+    with pytest.raises(UnsupportedModel, match=r"name the file itself: inside\.gguf"):
         resolve_model(str(tmp_path), config)

