@@ -178,6 +178,12 @@ def test_pull_of_a_path_has_nothing_to_do(cli, tmp_path) -> None:
     assert result.exit_code == 1 and "nothing to pull" in result.stderr
 
 
+def test_brackets_in_a_file_name_are_no_markup(cli, tmp_path) -> None:
+    write_gguf(tiny_model("llama"), tmp_path / "x[red].gguf")
+    result = cli("show", str(tmp_path / "x[red].gguf"))
+    assert row(result, "name")[1].endswith("x[red].gguf")
+
+
 def test_a_cache_option_wins_over_the_environment(cli, tmp_path) -> None:
     assert cli("pull", "tiny", "--cache-dir", str(tmp_path / "elsewhere")).exit_code == 0
     assert (tmp_path / "elsewhere/models/tiny/tiny.gguf").exists()
@@ -191,6 +197,6 @@ def test_progress_draws_a_bar_a_stage_on_a_terminal() -> None:
         progress("downloading a", 1000, 1000)
         progress.stop()
         progress("waiting", 0, 0)
-        progress("verifying a", 5, 10)
+        progress("verifying a[b].gguf", 5, 10)
     text = screen.getvalue()
-    assert "downloading a" in text and "1.0/1.0 kB" in text and "waiting" in text and "verifying a" in text
+    assert "downloading a" in text and "1.0/1.0 kB" in text and "waiting" in text and "verifying a[b].gguf" in text

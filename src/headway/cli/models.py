@@ -20,7 +20,7 @@ from headway.model.store import ModelStore
 
 app = typer.Typer(help="List, pull, show and remove models.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A catalogue name, hf:org/name[@revision], or a path.")]
+Name = Annotated[str, typer.Argument(help="A catalogue name, hf:org/name, hf:org/name@revision, or a path.")]
 CacheDir = Annotated[
     str, typer.Option(envvar="HEADWAY_CACHE", help="Where models are kept.", show_default="the platform's cache folder")
 ]
