@@ -6,7 +6,7 @@ told otherwise, so a final answer carries ``x-should-retry: false`` and a tempor
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +18,10 @@ from headway.core.admission import Refusal, RefusalReason
 from headway.errors import EngineStopped, HeadwayError, RequestError, RequestFailed, RequestRefused
 
 FINAL = {"x-should-retry": "false"}
+
+
+class ClientGone(HeadwayError):
+    """The client closed its connection; nobody is left to answer."""
 
 
 class ApiError(HeadwayError):
@@ -92,23 +96,21 @@ _HTTP_HINTS = {
 }
 
 
-def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _from_http_exception(error: HTTPException) -> ApiError:
     message = _HTTP_HINTS.get(error.status_code, error.detail)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    return ApiError(error.status_code, message, code=code, headers={**FINAL, **(error.headers or {})}).response()
+    return ApiError(error.status_code, message, code=code, headers={**FINAL, **(error.headers or {})})
 
 
-def _on_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+def install(app: FastAPI, refused: Callable[[str], None]) -> None:
+    """Every exception of an endpoint becomes an error reply; ``refused`` is told its code."""
 
+    def reply(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect | ClientGone):
+            return Response(status_code=499)  # nobody reads it
+        api_error = _from_http_exception(error) if isinstance(error, HTTPException) else as_api_error(error)
+        refused(api_error.error["code"])
+        return api_error.response()
 
-def _on_client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it
-
-
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    app.add_exception_handler(HeadwayError, _on_error)
-    app.add_exception_handler(Exception, _on_error)
+    for kind in (HTTPException, ClientDisconnect, HeadwayError, Exception):
+        app.add_exception_handler(kind, reply)

@@ -13,7 +13,7 @@ from headway.errors import InvalidRequest
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
-from headway.server.sampling import effective_sampling
+from headway.server.sampling import NEUTRAL, effective_sampling
 
 OFF_LOOP_CHARS = 4096  # longer text is rendered and tokenised in a thread: it would hold up the other streams
 
@@ -114,7 +114,8 @@ class Intake:
         return Job(sequences, n, body.stream, include_usage)
 
     def _sampling(self, body: SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        chosen = effective_sampling(body.model_dump(), self.defaults, self.engine.generation_defaults)
+        asked = {name: getattr(body, name) for name in NEUTRAL}
+        chosen = effective_sampling(asked, self.defaults, self.engine.generation_defaults)
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=chosen["temperature"],

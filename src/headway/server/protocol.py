@@ -111,9 +111,7 @@ class SamplingFields(Model):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float | None = None
-    logit_bias: Annotated[
-        Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
-    ] = None
+    logit_bias: Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     # Labels: accepted, and without effect on the answer.
