@@ -1,7 +1,7 @@
 """Prometheus series under ``headway_``. Two sources, never mixed in one series.
 
-The engine's counts are read at scrape time from one ``EngineStats``, so that within a scrape admitted = finished + running
-+ waiting. Times and tokens are recorded as answers are delivered, by whoever delivers them, with times as arguments.
+The engine's counts are read at scrape time from one ``EngineStats``, so that within a scrape admitted = finished +
+running + waiting. Times and tokens are recorded as answers are delivered, with times as arguments.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,14 +12,8 @@ from prometheus_client.registry import Collector
 
 from headway.observe.stats import EngineStats
 
-TTFT_BUCKETS = (
-    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
-    + (1, 2.5, 5, 7.5, 10, 20, 40, 80)
-)  # fmt: skip
-ITL_BUCKETS = (
-    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15)
-    + (0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
-)  # fmt: skip
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class EngineStats:
     """Taken between two steps, so that it adds up: admitted = sum of finished + running + waiting.
 
-    ``num_steps`` only grows; a live engine that has work advances it. ``fault`` says why the engine has stopped, if it has.
-    ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free).
+    ``num_steps`` only grows; a live engine that has work advances it. ``fault`` says why the engine has stopped, if it
+    has. ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free).
     """
 
     num_steps: int = 0

@@ -3,11 +3,13 @@
 import hashlib
 import re
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from secrets import token_hex
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 import headway
@@ -28,6 +30,7 @@ from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead,
 from headway.server.sampling import effective_sampling
 from headway.server.streaming import EventStream, events
 
+Endpoint = Callable[..., Awaitable[Response]]
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -146,21 +149,21 @@ def create_app(engine: ServedEngine, config: ServerConfig) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, api: Api) -> None:
-    for path, endpoint, model in (
-        ("/v1/chat/completions", api.chat_completions, ChatRequest),
-        ("/v1/completions", api.completions, CompletionRequest),
-        ("/tokenize", api.tokenize, TokenizeRequest),
-        ("/detokenize", api.detokenize, DetokenizeRequest),
-    ):
+    def post(path: str, endpoint: Endpoint, model: type[BaseModel]) -> None:
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=request_body(model))
-    for path, endpoint in (
-        ("/v1/models", api.models),
-        ("/v1/models/{model_id:path}", api.model),
-        ("/health", api.health),
-        ("/ready", api.ready),
-        ("/metrics", api.metrics_page),
-    ):
+
+    def get(path: str, endpoint: Endpoint) -> None:
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+
+    post("/v1/chat/completions", api.chat_completions, ChatRequest)
+    post("/v1/completions", api.completions, CompletionRequest)
+    post("/tokenize", api.tokenize, TokenizeRequest)
+    post("/detokenize", api.detokenize, DetokenizeRequest)
+    get("/v1/models", api.models)
+    get("/v1/models/{model_id:path}", api.model)
+    get("/health", api.health)
+    get("/ready", api.ready)
+    get("/metrics", api.metrics_page)
 
 
 def system_fingerprint(engine: ServedEngine) -> str:

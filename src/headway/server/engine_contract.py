@@ -1,6 +1,6 @@
 """What the server asks of an engine, and no more, so that a fake one is trivial. ``AsyncEngine`` has this shape."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.engine.generation import GenerationRequest, ModelCard, OutputDelta
@@ -8,9 +8,9 @@ from headway.observe.stats import EngineStats
 
 
 class Tokenizer(Protocol):
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
 class ChatTemplate(Protocol):

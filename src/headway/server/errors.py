@@ -1,7 +1,7 @@
 """Every refusal and failure in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
 
-What a client is told holds no addresses, paths or prompts. The official clients retry 408, 409, 429 and every 5xx unless
-told otherwise, so a final answer carries ``x-should-retry: false`` and a temporary one a computed ``Retry-After``.
+What a client is told holds no addresses, paths or prompts. The official clients retry 408, 409, 429 and every 5xx
+unless told otherwise, so a final answer carries ``x-should-retry: false``, a temporary one a computed ``Retry-After``.
 """
 
 import json

@@ -73,16 +73,17 @@ def settle_fields(body: dict[str, Any], model: type[BaseModel]) -> dict[str, Any
             settled[name] = value
         elif name not in NEUTRAL:
             raise InvalidRequest(f"Unknown field {name[:80]!r}: remove it.", param=name[:80], code="unknown_parameter")
-        elif value is not None and not any(
-            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL[name]
-        ):
+        elif not _is_neutral(name, value):
             raise _unsupported(name)
     return settled
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return value is None or any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL[name])
 
 
 def _unsupported(name: str) -> InvalidRequest:
     allowed = " or ".join(repr(value) for value in NEUTRAL[name])
     way_out = f"leave it out or send {allowed}" if allowed else "leave it out"
-    return InvalidRequest(
-        f"{name} is not supported by this server: {way_out}.", param=name, code="unsupported_parameter"
-    )
+    message = f"{name} is not supported by this server: {way_out}."
+    return InvalidRequest(message, param=name, code="unsupported_parameter")

@@ -36,7 +36,7 @@ def _hostname(value: str) -> str | None:
 
 def _refusal(name: str) -> ASGIApp:
     message = (
-        f"The {name} header names another host than this server's: call it as localhost, or set server.host to the name "
-        "clients use."
+        f"The {name} header names another host than this server's: call it as localhost, or set server.host to the "
+        "name clients use."
     )
     return ApiError(403, message, code="host_not_allowed", kind="permission_error").response()

@@ -9,9 +9,8 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of an endpoint that takes ``model`` as JSON."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _inline(schema, definitions)}}}
-    }
+    content = {"application/json": {"schema": _inline(schema, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _inline(node: Any, definitions: dict[str, Any]) -> Any:

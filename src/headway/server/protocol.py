@@ -1,11 +1,11 @@
-"""The requests as clients write them: names and types. Values are judged in ``engine`` (sampling) and ``asked`` (limits).
+"""The requests as clients write them: names and types. ``intake`` and the engine judge values.
 
 Every optional field may be null, which means absent. Types are strict: ``"5"`` is not a number, ``true`` is not 1.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 
 class Model(BaseModel):
@@ -81,9 +81,6 @@ class ChatMessage(Model):
         return message | {"role": "system"} if self.role == "developer" else message
 
 
-Messages = Annotated[list[ChatMessage], FailFast()]
-
-
 class StreamOptions(Model):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -103,7 +100,7 @@ class SamplingFields(Model):
     stop: Annotated[
         Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
     ] = None
-    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
@@ -123,7 +120,7 @@ class SamplingFields(Model):
 
 
 class ChatRequest(SamplingFields):
-    messages: Messages
+    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -143,7 +140,7 @@ _PROMPT_SCHEMA = {
 
 
 class CompletionRequest(SamplingFields):
-    """``prompt`` is a string, a list of strings, a list of token ids, or a list of lists of them (see ``asked``)."""
+    """``prompt`` is a string, a list of strings, a list of token ids, or a list of lists of them (see ``intake``)."""
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     logprobs: int | None = None
@@ -155,7 +152,7 @@ class TokenizeRequest(Model):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: list[ChatMessage] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -163,5 +160,5 @@ class TokenizeRequest(Model):
 
 class DetokenizeRequest(Model):
     model: str | None = None
-    tokens: Annotated[list[int], FailFast()]
+    tokens: list[int] = Field(fail_fast=True)
     skip_special_tokens: bool = False

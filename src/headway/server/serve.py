@@ -20,7 +20,7 @@ FLUSH_S = 2  # after the drain: how long connections may take to read what was w
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket bound to ``host`` and ``port`` (0: any free one), before the model is loaded: a taken port shows at once."""
+    """A socket bound to ``host`` and ``port`` (0: any free one). Comes before a model: a taken port shows early."""
     family, address = _resolve(config)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,8 +40,8 @@ def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[str, int
     host, port = str(address[0]), int(address[1])
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         raise ConfigError(
-            f"server.host is {config.host}, which other machines can reach, and there are no API keys yet to protect it: "
-            "serve on 127.0.0.1 (--host) and put an authenticating proxy or an SSH tunnel in front"
+            f"server.host is {config.host}, which other machines can reach, and there are no API keys yet to protect "
+            "it: serve on 127.0.0.1 (--host) and put an authenticating proxy or an SSH tunnel in front"
         )
     return family, (host, port)
 
@@ -58,7 +58,7 @@ def _cannot_bind(config: ServerConfig, error: Exception) -> ConfigError:
 
 
 def serve(app: FastAPI, listener: socket.socket, config: ServerConfig) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; returns when the last connection is done. A second signal hurries."""
+    """Serves until SIGTERM or SIGINT, then drains; returns when the last connection is done."""
     server_config = uvicorn.Config(
         app,
         http=Connection,
@@ -76,8 +76,8 @@ def serve(app: FastAPI, listener: socket.socket, config: ServerConfig) -> None:
 class Connection(H11Protocol):
     """Gives the application its transport, in ``scope["headway.transport"]``.
 
-    The write buffer's mark is lifted because the application watches its size itself: a stream whose client does not read
-    is cut at ``server.send_buffer_bytes`` instead of being held up with its sequences still running.
+    The write buffer's mark is lifted because the application watches its size itself: a stream whose client does not
+    read is cut at ``server.send_buffer_bytes`` instead of being held up with its sequences still running.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,9 +87,9 @@ class Connection(H11Protocol):
 
         async def with_transport(scope: Scope, receive: Receive, send: Send) -> None:
             scope["headway.transport"] = transport
-            await app(scope, receive, send)  # type: ignore[arg-type]
+            await app(scope, receive, send)
 
-        self.app = with_transport  # type: ignore[assignment]
+        self.app = with_transport
 
 
 class DrainingServer(uvicorn.Server):

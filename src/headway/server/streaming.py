@@ -1,7 +1,7 @@
 """Server-sent events: only ``data:`` lines, a blank line after each, ``[DONE]`` after success and never after an error.
 
-A body that ends without ``[DONE]`` looks like success to the official clients. So a stream that fails says why in an error
-event and then breaks the connection: the body is never ended.
+A body that ends without ``[DONE]`` looks like success to the official clients. So a stream that fails says why in an
+error event and then breaks the connection: the body is never ended.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def events(generation: Generation, reply: Reply, job: Job) -> AsyncGenerat
 
 
 class EventStream(Response):
-    """Writes events that have begun to come: ``first`` was taken before the headers, so that early errors have a status."""
+    """Writes events that have begun to come: ``first`` was taken before the headers, so early errors have a status."""
 
     media_type = "text/event-stream"
 
