@@ -1,5 +1,7 @@
 """Fakes that hold the other side to the contract."""
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
@@ -8,10 +10,20 @@ from zlib import crc32
 
 from headway.config import SchedulerConfig
 from headway.core.admission import Admission
-from headway.core.batch import NewRequest, RequestOutput, SampledToken, ScheduledBatch, ScheduledRow, StepResult, TokenLogprobs
+from headway.core.batch import (
+    NewRequest,
+    RequestOutput,
+    SampledToken,
+    ScheduledBatch,
+    ScheduledRow,
+    StepResult,
+    TokenLogprobs,
+)
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.executor import ExecutorInfo
 from headway.core.request import FinishReason, Request, SamplingParams
+
+WAIT_S = 20.0  # how long a test waits for what must happen; never reached unless something hangs
 
 
 def fake_token(request_id: str, position: int, vocab_size: int) -> int:
@@ -34,6 +46,35 @@ def fake_logprobs(sequence: FakeSequence, token_id: int) -> TokenLogprobs | None
     if count is None:
         return None
     return TokenLogprobs(-0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(count)))
+
+
+class Gate:
+    """For ``before_step``: lets a step run for each ``open()``, and ``wait`` waits until one is at the gate."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Semaphore(0)
+        self._tickets = threading.Semaphore(0)
+        self._is_open = False
+
+    def __call__(self) -> None:
+        self._arrived.release()
+        if not self._is_open:
+            assert self._tickets.acquire(timeout=WAIT_S)
+
+    def wait(self) -> None:
+        assert self._arrived.acquire(timeout=WAIT_S)
+
+    def open(self, steps: int = 1) -> None:
+        self._tickets.release(steps)
+
+    def open_for_good(self) -> None:
+        self._is_open = True
+        self._tickets.release(1000)
+
+
+def pause() -> None:
+    """For ``before_step``: lets other threads have the interpreter lock, as a real step does."""
+    time.sleep(0.001)
 
 
 class FakeHandle:

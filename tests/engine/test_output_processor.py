@@ -1,10 +1,10 @@
 import pytest
-from text_fakes import EOS, MARK, FakeTokenizer, ids
 
 from headway.core.batch import RequestOutput, TokenLogprobs
 from headway.core.request import FinishReason, SamplingParams
 from headway.engine.generation import GenerationRequest, OutputDelta
 from headway.engine.output_processor import OutputProcessor
+from text_fakes import EOS, MARK, FakeTokenizer, ids
 
 
 def run(
@@ -116,7 +116,10 @@ class TestLogprobs:
     def test_alternatives_are_readable(self):
         (delta,) = run(ids("A"), logprobs=2)
         (token,) = delta.tokens
-        assert [(top.text, top.bytes, top.logprob) for top in token.top] == [("A", b"A", -1.0), ("<eos>", b"<eos>", -2.0)]
+        assert [(top.text, top.bytes, top.logprob) for top in token.top] == [
+            ("A", b"A", -1.0),
+            ("<eos>", b"<eos>", -2.0),
+        ]
 
     def test_a_skipped_special_token_adds_no_bytes(self):
         (token,) = run((MARK,), logprobs=0)[0].tokens
