@@ -51,10 +51,7 @@ def record_tiny(case: GoldenCase) -> None:
 
 
 def record_text(name: str, path: Path) -> None:
-    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the log of the sum of all exponentials.
-
-    ``last_logits`` are all of the last position's.
-    """
+    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the log of the sum of all exponentials."""
     load = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
@@ -70,7 +67,6 @@ def record_text(name: str, path: Path) -> None:
         top_ids=top_ids.astype(np.min_scalar_type(logits.shape[1])),
         top_logits=np.take_along_axis(logits, top_ids, axis=1),
         logsumexp=torch.tensor(logits, dtype=torch.float64).logsumexp(dim=1).numpy(),
-        last_logits=logits[-1],
     )
     print(f"{target.name}: {target.stat().st_size} bytes, {len(token_ids)} tokens")
 
