@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_checkpoints import TinyModel, tiny_model
+from tiny_checkpoints import TinyModel, tiny_model, write_folder
+
+from headway.model.checkpoint import Checkpoint, open_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_TOKENS = 48  # longer than any window below, so that windows matter
@@ -35,6 +37,9 @@ class GoldenCase:
     @property
     def path(self) -> Path:
         return GOLDEN / f"{self.name}.npz"
+
+    def golden(self) -> dict[str, np.ndarray]:
+        return dict(np.load(self.path))
 
     def model(self) -> TinyModel:
         return tiny_model(self.family, seed=sum(map(ord, self.name)), **self.changes)
@@ -65,3 +70,12 @@ def digest(model: TinyModel) -> str:
         sha.update(name.encode())
         sha.update(values.tobytes())
     return sha.hexdigest()
+
+
+def load_tiny(case: GoldenCase, folder: Path) -> Checkpoint:
+    """The case's model, written to ``folder`` and opened from there as any other."""
+    model = case.model()
+    recorded = str(case.golden()["digest"])
+    assert digest(model) == recorded, f"{case.name}: NumPy now draws other weights from this seed; run write_golden.py"
+    write_folder(model, folder, case.dtype)
+    return open_checkpoint(folder)

@@ -21,7 +21,10 @@ _SCALARS: dict[str, tuple[Any, Any]] = {
 
 
 def sampling_batch(*rows: dict[str, Any]) -> SamplingBatch:
-    """Keys: ``bias`` {id: value}, ``banned`` ids, ``prompt`` ids, ``output`` {id: count}, and the scalars above."""
+    """Keys: ``bias`` {id: value}, ``banned`` ids, ``prompt`` ids, ``output`` {id: count}, and the scalars above.
+
+    Ids of ``prompt`` and ``output`` are given in ascending order.
+    """
     unknown = {key for row in rows for key in row} - {*_SCALARS, "bias", "banned", "prompt", "output"}
     assert not unknown, unknown
     scalars = {

@@ -1,6 +1,6 @@
 """Writes the expected values of this folder with transformers, in float32. Needed only to add a case.
 
-    pip install '.[oracle]' tokenizers
+    pip install '.[oracle]'
     python tests/golden/write_golden.py                                    every tiny model
     python tests/golden/write_golden.py --gguf smollm2-135m=MODEL.gguf     a catalogue model on text.txt
 
