@@ -1,4 +1,4 @@
-"""The models whose logits are recorded in tests/golden: tiny random ones of every family, and catalogue models on real text.
+"""The models whose logits are recorded in tests/golden: tiny random ones of every family.
 
 Weights are not stored: a tiny model is made again from its seed (``tiny_checkpoints``), and its digest is compared.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_checkpoints import TinyModel, tiny_model, write_folder
 
 from headway.model.checkpoint import Checkpoint, open_checkpoint
+from tiny_checkpoints import TinyModel, tiny_model, write_folder
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_TOKENS = 48  # longer than any window below, so that windows matter
@@ -24,6 +24,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
 _LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 
@@ -53,7 +54,7 @@ CASES = (
     GoldenCase("llama-tied-bf16", "llama", "BF16", {"tie_word_embeddings": True}),
     GoldenCase("llama-rope-llama3", "llama", "F16", {"rope_scaling": _LLAMA3}),
     GoldenCase("llama-rope-yarn", "llama", "BF16", {"rope_scaling": _YARN}),
-    GoldenCase("llama-rope-linear-biases", "llama", "F32", {"rope_scaling": _LINEAR, "attention_bias": True, "mlp_bias": True}),
+    GoldenCase("llama-rope-linear-biases", "llama", "F32", {"rope_scaling": _LINEAR, **_BIASES}),
     GoldenCase("mistral", "mistral", "BF16", {"sliding_window": 10}),
     GoldenCase("qwen2", "qwen2", "BF16"),
     GoldenCase("qwen2-untied", "qwen2", "F32", {"tie_word_embeddings": False, "num_key_value_heads": 1}),

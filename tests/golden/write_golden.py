@@ -47,16 +47,16 @@ def record_tiny(case: GoldenCase) -> None:
         )
         logits = logits_of(oracle, case.token_ids())
     np.savez(case.path, logits=logits, digest=np.array(digest(case.model())))
-    print(f"{case.path.name}: {case.path.stat().st_size} bytes, logits {logits.std():.2f} +- around {logits.mean():.2f}")
+    print(
+        f"{case.path.name}: {case.path.stat().st_size} bytes, logits {logits.std():.2f} +- around {logits.mean():.2f}"
+    )
 
 
 def record_text(name: str, path: Path) -> None:
-    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the log of the sum of all exponentials."""
+    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the logsumexp of all logits."""
     load = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        **load, dtype=torch.float32, attn_implementation="eager"
-    )
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32, attn_implementation="eager")
     token_ids = tokenizer((GOLDEN / "text.txt").read_text())["input_ids"]
     logits = logits_of(oracle, token_ids)
     top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_TOP]

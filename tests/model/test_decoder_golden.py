@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from golden_cases import CASES, GOLDEN, load_tiny
 
+from golden_cases import CASES, GOLDEN, load_tiny
 from headway.model.checkpoint import open_checkpoint
-from headway.model.scoring import scoring_program, sequence_logits
+from headway.model.scoring import kl_divergence, log_probabilities, scoring_program, sequence_logits
 from headway.ops.contract import StepInput
 from headway.ops.reference import ReferenceBackend
 
@@ -35,13 +35,18 @@ def test_reference_equals_transformers(case, tmp_path):
 
 @TINY
 def test_native_is_close_to_transformers(case, tmp_path):
-    """Float32 weights are multiplied as they are; 16-bit ones by activations that are rounded to bfloat16."""
+    """Within rounding, but for bfloat16 weights, whose activations are rounded to bfloat16 too: there the most
+    likely token is the same wherever it leads by a tenth (these logits have a deviation of one)."""
     logits = sequence_logits(program_of(load_tiny(case, tmp_path), "native"), case.token_ids())
     expected = case.golden()["logits"]
-    if case.dtype == "F32":
+    if case.dtype != "BF16":
         assert np.abs(logits - expected).max() < 1e-4
-    else:
-        assert np.abs(logits - expected).max() < 0.1
+        return
+    assert np.abs(logits - expected).max() < 0.1
+    second, first = np.sort(expected, axis=1)[:, -2:].T
+    clear = first - second > 0.1
+    assert (logits.argmax(axis=1) == expected.argmax(axis=1))[clear].all() and clear.mean() > 0.5
+    assert kl_divergence(log_probabilities(expected), log_probabilities(logits)).mean() < 1e-4
 
 
 @BOTH

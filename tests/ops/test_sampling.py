@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from sampling_batches import sampling_batch
 
 from headway.ops.philox import gumbel_noise
 from headway.ops.sampling import adjusted_logits, kept_ids, sample_reference
+from sampling_batches import sampling_batch
 
 NEG_INF = float("-inf")
 
@@ -179,8 +179,8 @@ def test_seeds_and_positions_differ():
     "row", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 8, "top_p": 0.9}]
 )
 def test_frequencies_match_the_renormalised_softmax(row):
-    """Chi-square over 4,000 draws with fixed seeds; the bound is the 99.9th percentile for up to 15 degrees of freedom."""
-    logits, num_draws = random_logits(1, 16, seed=5)[0] / 2, 4000
+    """Chi-square over 2,000 draws with fixed seeds; the bound is the 99.9th percentile at 15 degrees of freedom."""
+    logits, num_draws = random_logits(1, 16, seed=5)[0] / 2, 2000
     w = (logits - logits.max()) / np.float32(row.get("temperature", 1.0))
     allowed = kept_ids(w, row.get("top_k", 0), row.get("top_p", 1.0), row.get("min_p", 0.0))
     expected = np.zeros(16)

@@ -39,7 +39,9 @@ def test_batch_carries_each_rows_own_parameters():
     rows = [
         state(temperature=0.5, top_k=-1, top_p=0.9, seed=-1),
         state(min_p=0.1, repetition_penalty=1.5, prompt=(5, 5, 3), output=(9, 9, 4)),
-        state(presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 1.5), (2, -100.0)), logprobs=3, output=(4,)),
+        state(
+            presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 1.5), (2, -100.0)), logprobs=3, output=(4,)
+        ),
     ]
     batch = SAMPLER.batch(rows)
     assert batch.temperature.tolist() == [0.5, 0, 0]

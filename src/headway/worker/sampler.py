@@ -32,7 +32,7 @@ _NO_IDS = np.zeros(0, np.int32)
 class SamplingState:
     """What sampling remembers of one request between steps.
 
-    Built from a ``NewRequest`` (whose ``token_ids`` hold output too after a preemption) and changed by ``append`` alone.
+    Built from a ``NewRequest`` (whose ``token_ids`` hold output too after a preemption) and changed by ``append``.
     Prompt and output ids, ascending, are kept only where a penalty needs them. Arrays are made once, not once a step.
     """
 
