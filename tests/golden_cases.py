@@ -59,7 +59,7 @@ CASES = (
     GoldenCase("qwen2", "qwen2", "BF16"),
     GoldenCase("qwen2-untied", "qwen2", "F32", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
     GoldenCase("qwen3", "qwen3", "BF16"),
-    GoldenCase("gemma3", "gemma3", "BF16", {"sliding_window": 10}),
+    GoldenCase("gemma3", "gemma3", "BF16", {"sliding_window": 10, "query_pre_attn_scalar": 12}),
     GoldenCase("gemma3-rope-linear", "gemma3", "F32", {"sliding_window": 16, "rope_scaling": _LINEAR}),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from headway.model.checkpoint import open_checkpoint
 from headway.model.scoring import kl_divergence, log_probabilities, scoring_program, sequence_logits
 from headway.ops.contract import StepInput
 from headway.ops.reference import ReferenceBackend
+from tiny_checkpoints import write_folder, write_gguf
 
 TINY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -30,6 +31,16 @@ def program_of(checkpoint, backend, max_context=64, **options):
 @TINY
 def test_reference_equals_transformers(case, tmp_path):
     logits = sequence_logits(program_of(load_tiny(case, tmp_path), "reference"), case.token_ids())
+    assert np.abs(logits - case.golden()["logits"]).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen2-untied", "qwen3", "gemma3-rope-linear"])
+def test_the_same_weights_as_gguf_give_the_same_logits(name, tmp_path):
+    case = next(case for case in CASES if case.name == name)
+    scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    rounded = write_folder(case.model(), tmp_path / "folder", case.dtype)
+    write_gguf(rounded, tmp_path / "model.gguf", metadata=scaling if case.family == "gemma3" else None)
+    logits = sequence_logits(program_of(open_checkpoint(tmp_path / "model.gguf"), "reference"), case.token_ids())
     assert np.abs(logits - case.golden()["logits"]).max() < 1e-4
 
 

@@ -48,6 +48,14 @@ def test_top_k_keeps_k_and_breaks_ties_towards_the_lower_id():
     assert kept(logits, top_k=4) == [1, 2, 3, 4]
 
 
+def test_ties_go_to_the_lower_id_in_a_large_vocabulary():
+    logits = np.round(random_logits(1, 5000)[0])
+    expected = sorted(range(5000), key=lambda i: (-logits[i], i))[:300]
+    assert kept(logits, top_k=300) == sorted(expected)
+    output = sample_reference(logits[None], sampling_batch({"num_logprobs": 300}))
+    assert output.top_ids[0].tolist() == expected
+
+
 @pytest.mark.parametrize("top_k", [0, -1, 6, 1000])
 def test_top_k_off_or_beyond_the_vocabulary_keeps_all(top_k):
     assert kept(floats(1, 3, 2, 3, 2, 2), top_k=top_k) == list(range(6))
