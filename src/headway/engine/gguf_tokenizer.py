@@ -15,14 +15,16 @@ _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerSpec:
-    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for one that contradicts itself."""
+    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for one that contradicts
+    itself.
+    """
     model = metadata.get(_PREFIX + "model")
     if model == "gpt2":
         return _Reader(metadata).byte_level_bpe()
     if model == "llama":
         return _Reader(metadata).sentencepiece()
     raise UnsupportedModel(
-        f"this GGUF file has a tokenizer of kind {model!r}; known kinds are gpt2 (byte-level BPE) and llama (SentencePiece)."
+        f"this GGUF file has a tokenizer of kind {model!r}; known are gpt2 (byte-level BPE) and llama (SentencePiece)."
     )
 
 
@@ -136,9 +138,9 @@ def _merge(text: str) -> tuple[str, str]:
 def merges_in_order(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Every pair of ``tokens`` that makes another of them. ``tokens`` come best score first, and so do the pairs.
 
-    SentencePiece merges the neighbours whose joined piece scores highest, the leftmost of equals. Merges ranked by the score
-    of what they make give the same result. Pairs that make the same token must be ranked too: where both fit they overlap
-    in a repeated pattern, which merging from the left has left with its longer piece first.
+    SentencePiece merges the neighbours whose joined piece scores highest, the leftmost of equals. Merges ranked by
+    the score of what they make give the same result. Pairs that make the same token must be ranked too: where both
+    fit they overlap in a repeated pattern, which merging from the left has left with its longer piece first.
     """
     known = set(tokens)
     return [
