@@ -24,8 +24,8 @@ class NewRequest:
 class ScheduledRow:
     """One request's share of a step: compute positions ``start .. start + num_tokens - 1``.
 
-    ``new_block_ids`` are appended to the request's block table before the step. ``samples`` is true when the row reaches
-    the last known token, so that the step's logits there give the next one.
+    ``new_block_ids`` are appended to the request's block table before the step. ``samples`` is true when the row
+    reaches the last known token, so that the step's logits there give the next one.
     """
 
     request_id: str
@@ -39,8 +39,8 @@ class ScheduledRow:
 class ScheduledBatch:
     """One step's work, in the order of its rows. Filled by ``Scheduler.schedule``; read by an executor.
 
-    Order of effect: ``released`` requests are forgotten, ``admitted`` ones become known (a preempted request that comes back
-    may be in both), then the rows are computed.
+    Order of effect: ``released`` requests are forgotten, ``admitted`` ones become known (a preempted request that comes
+    back may be in both), then the rows are computed.
     """
 
     step_id: int
@@ -88,7 +88,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """New tokens of one request after one step; ``finish_reason`` is set exactly once, on its last output."""
+    """New tokens of one request after one step; ``finish_reason`` is set exactly once, on its last output.
+
+    ``new_token_ids`` includes the end-of-sequence or stop token that ended the request; ``stop_token_id`` then names
+    it, so that the engine can leave it out of the text.
+    """
 
     request_id: str
     new_token_ids: tuple[int, ...]

@@ -26,7 +26,10 @@ class StepHandle(Protocol):
     def is_done(self) -> bool: ...
 
     def result(self) -> StepResult:
-        """Waits for the step. Raises when the whole step failed, which no single request can cause."""
+        """Waits for the step. Raises when the whole step failed, which no single request can cause.
+
+        Its requests then end; what the batch ``released`` and ``admitted`` has taken effect all the same.
+        """
         ...
 
 

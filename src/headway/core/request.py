@@ -22,8 +22,8 @@ class RequestStatus(Enum):
 class SamplingParams:
     """How to choose tokens. Checked once, in ``engine/admit.py``; the core and the sampler trust it.
 
-    ``temperature`` 0 is argmax, lowest id on a tie. ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 and the penalties' neutral
-    values (0, 0, 1) mean off. ``seed`` None is replaced by a fresh seed before the request reaches the core.
+    ``temperature`` 0 is argmax, lowest id on a tie. ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 and the penalties'
+    neutral values (0, 0, 1) mean off. ``seed`` None is replaced by a fresh seed before the request reaches the core.
     ``logprobs`` is the number of alternatives reported beside each chosen token (0: only the chosen), None for none.
     ``max_tokens`` None means all the room the context has left.
     """
@@ -46,18 +46,20 @@ class SamplingParams:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence of tokens to extend. The scheduler owns and changes every field below the line.
+    """One sequence of tokens to extend. The core owns and changes every field below the first line.
 
-    A request's wanted tokens are its prompt plus its output; its computed tokens are those whose KV is in the pool (or will
-    be when the steps in flight are done). Prefill, decode and recompute are one rule: computed catches up with wanted.
+    A request's wanted tokens are its prompt plus its output; its computed tokens are those whose KV is in the pool (or
+    will be when the steps in flight are done). Prefill, decode and recompute are one rule: computed catches up with
+    wanted.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    max_tokens: int  # resolved: never None, prompt + max_tokens fits context and pool
     eos_token_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
+    # -- set at admission --
+    max_tokens: int = 0  # ``sampling.max_tokens``, or the room left: prompt + max_tokens fits context and pool
     # -- changed by the scheduler --
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)

@@ -1,0 +1,135 @@
+"""The engine's core: the file to read first."""
+
+from dataclasses import dataclass
+
+from headway.config import SchedulerConfig
+from headway.core.admission import Admission, Load, admit
+from headway.core.batch import RequestOutput, ScheduledBatch, StepResult
+from headway.core.executor import Executor, StepHandle
+from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.request import Request
+from headway.core.request_queue import FirstComeFirstServed
+from headway.core.scheduler import Scheduler
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    batch: ScheduledBatch
+    handle: StepHandle
+
+
+class EngineCore:
+    """Decides; an executor computes. Synchronous, with no clock and no threads: a driver passes the time and waits.
+
+    The life of a request:
+
+        add_request     admitted or refused, with numbers (``admission.py``). Admitted: it waits in the queue.
+        begin_step      the scheduler admits it to the running set when blocks for its known tokens are free, and gives
+                        it a share of the step; the executor starts to compute. Repeated: prefill in chunks, then a
+                        token a step. Short of blocks, the latest-arrived runner is preempted: it waits again, keeps
+                        its tokens and recomputes them.
+        finish_step     the step's tokens become ``RequestOutput``s; a stop token, max_tokens or an error ends it.
+        abort_request   ends it at any moment.
+
+    Every admitted request has exactly one output with a ``finish_reason``, its last. A driver is this loop (live in
+    ``engine/engine_loop.py``), with up to ``max_in_flight`` steps begun before the first is finished:
+
+        step = core.begin_step(now)
+        outputs = core.finish_step(step, step.handle.result(), now)
+    """
+
+    def __init__(self, executor: Executor, config: SchedulerConfig, max_waiting_requests: int | None = None) -> None:
+        if config.max_in_flight < 1:
+            raise ConfigError("scheduler.max_in_flight must be at least 1")
+        info = executor.info
+        self._executor = executor
+        self._max_in_flight = config.max_in_flight
+        self._max_waiting = max_waiting_requests
+        self._kv = KVCacheManager(info.num_blocks, info.block_size)
+        self._scheduler = Scheduler(config, info, self._kv, FirstComeFirstServed())
+        self._num_in_flight = 0
+
+    def add_request(self, request: Request, now: float) -> Admission:
+        """Sets ``request.max_tokens``. A refused request has left no trace."""
+        load = Load(self.num_free_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure)
+        admission = admit(request.num_prompt_tokens, request.sampling.max_tokens, self._executor.info, load)
+        if admission.is_admitted:
+            request.max_tokens = admission.max_tokens
+            self._scheduler.add(request)
+        return admission
+
+    def abort_request(self, request_id: str, now: float) -> RequestOutput | None:
+        """Frees its blocks now and returns its last output; None when it has ended already or was never admitted."""
+        return self._scheduler.abort(request_id, now)
+
+    def begin_step(self, now: float) -> InFlightStep | None:
+        """Starts the next step; None when nothing can start before a step in flight is finished or a request comes."""
+        if self._num_in_flight >= self._max_in_flight:
+            return None
+        batch = self._scheduler.schedule(now)
+        if batch is None:
+            return None
+        self._num_in_flight += 1
+        try:
+            return InFlightStep(batch, self._executor.submit(batch))
+        except Exception as error:
+            return InFlightStep(batch, _FailedStep(error))
+
+    def finish_step(self, step: InFlightStep, result: StepResult, now: float) -> list[RequestOutput]:
+        """Takes a step's result, in the order the steps began."""
+        outputs = self._scheduler.update(step.batch, result, now)
+        self._num_in_flight -= 1
+        return outputs
+
+    def fail_step(self, step: InFlightStep, error: str, now: float) -> list[RequestOutput]:
+        """In place of ``finish_step`` when ``handle.result()`` raised: the step's requests end with ``error``."""
+        outputs = self._scheduler.fail(step.batch, error, now)
+        self._num_in_flight -= 1
+        return outputs
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._kv.num_free_blocks
+
+    @property
+    def num_blocks(self) -> int:
+        return self._kv.num_blocks
+
+    @property
+    def num_steps(self) -> int:
+        """Steps begun so far."""
+        return self._scheduler.num_steps
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.num_preemptions
+
+    def check_integrity(self) -> None:
+        """RuntimeError when blocks or requests do not add up. Changes nothing; cheap enough to call now and then."""
+        self._scheduler.check_integrity()
+
+
+class _FailedStep:
+    """The handle of a step that the executor could not even start."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        raise self._error

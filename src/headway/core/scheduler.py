@@ -1,0 +1,271 @@
+"""Which request computes how many tokens in the next step, and what a step's result means for each."""
+
+from dataclasses import dataclass, field
+
+from headway.config import SchedulerConfig
+from headway.core.admission import DepartureClock
+from headway.core.batch import (
+    NewRequest,
+    RequestOutput,
+    SampledToken,
+    ScheduledBatch,
+    ScheduledRow,
+    StepResult,
+    TokenLogprobs,
+)
+from headway.core.executor import ExecutorInfo
+from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.request import FinishReason, Request, RequestStatus
+from headway.core.request_queue import RequestQueue
+from headway.errors import ConfigError
+
+
+class Scheduler:
+    """Owns every unfinished request: the queue of those that wait, and the list of those that run.
+
+    There is no prefill phase and no decode phase. Each request has tokens it wants computed (prompt, output, and output
+    promised by steps in flight) and tokens that are computed; each step brings the second closer to the first, within
+    the step's budget. A prefill chunk, a decode and a recompute after preemption are all "n tokens of this request".
+
+        wanted      prompt  p p p p p p   output  o o o   pending  *
+        computed            # # # #                                    prefill: wants the rest
+                            # # # # # #           # # #                decode: wants the last token, here in flight
+
+    Several steps may be in flight. ``schedule`` promises: it advances ``num_computed_tokens`` and
+    ``num_pending_tokens``. ``update`` confirms, in the order of submission. Since steps also run in that order, the
+    blocks of a request that ended or was preempted may go to a later step while an earlier one still writes them.
+    """
+
+    def __init__(self, config: SchedulerConfig, info: ExecutorInfo, kv: KVCacheManager, queue: RequestQueue) -> None:
+        self._max_tokens = min(config.max_batch_tokens, info.max_batch_tokens)
+        # A running request must be able to get a token in every step, however many older ones there are.
+        self._max_running = min(config.max_batch_rows, info.max_batch_rows, self._max_tokens)
+        if self._max_running < 1:
+            raise ConfigError("scheduler.max_batch_tokens and scheduler.max_batch_rows must be at least 1")
+        self._kv = kv
+        self._queue = queue
+        self._departures = DepartureClock()
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []  # in order of arrival
+        self._released: list[str] = []  # to be forgotten by the executor with the next batch
+        self._num_steps = 0
+        self._num_updates = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches scheduled so far."""
+        return self._num_steps
+
+    @property
+    def seconds_per_departure(self) -> float | None:
+        return self._departures.seconds_per_departure
+
+    def add(self, request: Request) -> None:
+        """Takes over an admitted request. Its id must never have been used before: late results are matched by id."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        self._requests[request.request_id] = request
+        self._queue.add(request)
+
+    def schedule(self, now: float) -> ScheduledBatch | None:
+        """The next step, or None when nothing can be computed before a step in flight returns (or a request comes)."""
+        step = _StepPlan(tokens_left=self._max_tokens)
+        self._schedule_running(step)
+        self._admit_waiting(step, now)
+        if not step.rows:
+            return None
+        batch = ScheduledBatch(self._num_steps, tuple(self._released), tuple(step.admitted), tuple(step.rows))
+        self._num_steps += 1
+        self._released.clear()
+        return batch
+
+    def update(self, batch: ScheduledBatch, result: StepResult, now: float) -> list[RequestOutput]:
+        """Confirms the oldest step in flight. Tokens of requests that have ended meanwhile are dropped."""
+        self._confirm(batch)
+        sampled = {token.request_id: token for token in result.sampled}
+        outputs = []
+        for row in batch.rows:
+            request = self._requests.get(row.request_id)
+            token = sampled.get(row.request_id)
+            if request is None or (token is None and not row.samples):
+                continue
+            if token is None:
+                outputs.append(self._finish(request, FinishReason.ERROR, now, error="the executor returned no token"))
+            elif token.error is not None:
+                outputs.append(self._finish(request, FinishReason.ERROR, now, error=token.error))
+            elif row.samples:
+                outputs.append(self._accept(request, token, now))
+        return outputs
+
+    def fail(self, batch: ScheduledBatch, error: str, now: float) -> list[RequestOutput]:
+        """The oldest step in flight failed as a whole: the requests it computed end, the others go on."""
+        self._confirm(batch)
+        requests = [self._requests.get(row.request_id) for row in batch.rows]
+        return [
+            self._finish(request, FinishReason.ERROR, now, error=error) for request in requests if request is not None
+        ]
+
+    def abort(self, request_id: str, now: float) -> RequestOutput | None:
+        """Ends a request and returns its last output; None when the id is unknown or has ended."""
+        request = self._requests.get(request_id)
+        return None if request is None else self._finish(request, FinishReason.ABORT, now)
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless blocks and requests add up."""
+        self._kv.check_integrity()
+        if len(self._requests) != self.num_running + self.num_waiting:
+            raise RuntimeError(
+                f"{len(self._requests)} requests, {self.num_running} running, {self.num_waiting} waiting"
+            )
+        if not self._running and self._kv.num_used_blocks:
+            raise RuntimeError(f"nothing runs, but {self._kv.num_used_blocks} blocks are taken")
+
+    def _schedule_running(self, step: "_StepPlan") -> None:
+        """Oldest first; a victim of preemption drops off the end of the list."""
+        index = 0
+        while index < len(self._running) and step.tokens_left:
+            request = self._running[index]
+            num_tokens = min(_num_wanted_tokens(request), step.tokens_left)
+            if num_tokens:
+                new_block_ids = self._allocate_or_preempt(request, num_tokens)
+                if new_block_ids is None:
+                    break  # it was the latest itself
+                step.add_row(request, num_tokens, new_block_ids)
+            index += 1
+
+    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
+        """Takes blocks from the latest-arrived until there are enough; None when that was ``request``.
+
+        Victims come from the end of the list and rows are made from its start: a victim never has a row in this step.
+        The oldest request always gets its blocks: admission made sure that the whole pool is enough for it.
+        """
+        num_tokens += request.num_computed_tokens
+        while (new_block_ids := self._kv.allocate(request, num_tokens)) is None:
+            victim = self._running.pop()
+            self._preempt(victim)
+            if victim is request:
+                return None
+        return new_block_ids
+
+    def _preempt(self, request: Request) -> None:
+        """Recompute: the blocks go, the tokens stay, and those still in flight will be added when they come."""
+        self._vacate(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue.add_preempted(request)
+
+    def _admit_waiting(self, step: "_StepPlan", now: float) -> None:
+        """From the queue's front, as long as each fits. Blocks for all known tokens are taken at once.
+
+        So no two requests can each hold half of what they need. One free block is left for every request that runs:
+        the newcomer is then safe from preemption for ``block_size`` steps, and is not let in only to be thrown out. Nor
+        can it be a victim of this very step, which needs more than the blocks it gave up.
+        """
+        while step.tokens_left and len(self._running) < self._max_running:
+            request = self._queue.peek(now)
+            # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
+            if request is None or request.num_pending_tokens:
+                return
+            new_block_ids = self._kv.allocate(request, request.num_tokens, headroom=len(self._running))
+            if new_block_ids is None:
+                return
+            self._queue.remove(request)
+            self._running.append(request)
+            request.status = RequestStatus.RUNNING
+            step.admit(request)
+            step.add_row(request, min(request.num_tokens, step.tokens_left), new_block_ids)
+
+    def _confirm(self, batch: ScheduledBatch) -> None:
+        if batch.step_id != self._num_updates or batch.step_id >= self._num_steps:
+            raise ValueError(f"step {batch.step_id} came back, step {self._num_updates} was expected")
+        self._num_updates += 1
+
+    def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
+        request.output_token_ids.append(token.token_id)
+        request.num_pending_tokens -= 1
+        logprobs = () if token.logprobs is None else (token.logprobs,)
+        reason = _finish_reason(request, token.token_id)
+        if reason is None:
+            return RequestOutput(request.request_id, (token.token_id,), logprobs)
+        if reason is FinishReason.STOP:
+            request.stop_token_id = token.token_id
+        return self._finish(request, reason, now, (token.token_id,), logprobs)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        new_token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str | None = None,
+    ) -> RequestOutput:
+        """The one way out, in any status."""
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+            self._vacate(request)
+        else:
+            self._queue.remove(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        self._departures.record(now)
+        return RequestOutput(request.request_id, new_token_ids, logprobs, reason, request.stop_token_id, error)
+
+    def _vacate(self, request: Request) -> None:
+        self._kv.free(request)
+        self._released.append(request.request_id)
+
+
+@dataclass(slots=True)
+class _StepPlan:
+    """A step while it is being filled."""
+
+    tokens_left: int
+    rows: list[ScheduledRow] = field(default_factory=list)
+    admitted: list[NewRequest] = field(default_factory=list)
+
+    def admit(self, request: Request) -> None:
+        token_ids = request.prompt_token_ids + tuple(request.output_token_ids)
+        new = NewRequest(
+            request.request_id, token_ids, request.num_prompt_tokens, request.sampling, request.eos_token_ids
+        )
+        self.admitted.append(new)
+
+    def add_row(self, request: Request, num_tokens: int, new_block_ids: tuple[int, ...]) -> None:
+        """Promises ``num_tokens`` more, and the next token if they reach the last one there is."""
+        start = request.num_computed_tokens
+        samples = start + num_tokens == request.num_tokens
+        self.rows.append(ScheduledRow(request.request_id, start, num_tokens, new_block_ids, samples))
+        request.num_computed_tokens += num_tokens
+        request.num_pending_tokens += samples
+        self.tokens_left -= num_tokens
+
+
+def _num_wanted_tokens(request: Request) -> int:
+    """How far computed is behind; 0 once every token it may have is made or promised."""
+    if len(request.output_token_ids) + request.num_pending_tokens >= request.max_tokens:
+        return 0
+    return request.num_tokens - request.num_computed_tokens
+
+
+def _finish_reason(request: Request, token_id: int) -> FinishReason | None:
+    """``min_tokens`` come before any stop token counts. The context limit is part of ``max_tokens``."""
+    num_output_tokens = len(request.output_token_ids)
+    sampling = request.sampling
+    if num_output_tokens > sampling.min_tokens:
+        is_eos = token_id in request.eos_token_ids and not sampling.ignore_eos
+        if is_eos or token_id in sampling.stop_token_ids:
+            return FinishReason.STOP
+    return FinishReason.LENGTH if num_output_tokens >= request.max_tokens else None

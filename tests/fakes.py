@@ -1,0 +1,228 @@
+"""Fakes that hold the other side to the contract."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from headway.config import SchedulerConfig
+from headway.core.admission import Admission
+from headway.core.batch import NewRequest, RequestOutput, SampledToken, ScheduledBatch, ScheduledRow, StepResult
+from headway.core.engine_core import EngineCore, InFlightStep
+from headway.core.executor import ExecutorInfo
+from headway.core.request import FinishReason, Request, SamplingParams
+
+
+def fake_token(request_id: str, position: int, vocab_size: int) -> int:
+    """The token at a position of a sequence: whatever the schedule, the text must be the same."""
+    return crc32(f"{request_id}@{position}".encode()) % vocab_size
+
+
+@dataclass
+class FakeSequence:
+    """What an executor knows of a request: its tokens, how many are in the pool, and where."""
+
+    new: NewRequest
+    token_ids: list[int]
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+
+
+class FakeHandle:
+    def __init__(self, executor: "FakeExecutor", batch: ScheduledBatch) -> None:
+        self._executor = executor
+        self._batch = batch
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._executor.run_until(self._batch.step_id)
+
+
+class FakeExecutor:
+    """Computes nothing, but insists on everything ``ScheduledBatch`` promises; a broken promise is an AssertionError.
+
+    Steps wait in a queue until their result is asked for and then run in order, so that several can be in flight.
+    ``errors`` maps a request id to the position whose row fails; ``failing_steps`` holds ids of steps that fail as a
+    whole. ``batches`` is the record of everything submitted.
+    """
+
+    def __init__(self, info: ExecutorInfo, errors: dict[str, int] | None = None) -> None:
+        self.info = info
+        self.errors = errors or {}
+        self.failing_steps: set[int] = set()
+        self.batches: list[ScheduledBatch] = []
+        self.sequences: dict[str, FakeSequence] = {}
+        self._queue: deque[ScheduledBatch] = deque()
+        self._results: dict[int, StepResult] = {}
+        self._owners: dict[int, str] = {}
+
+    def submit(self, batch: ScheduledBatch) -> FakeHandle:
+        assert batch.step_id == len(self.batches), "steps are numbered in order"
+        self.batches.append(batch)
+        self._queue.append(batch)
+        return FakeHandle(self, batch)
+
+    def run_until(self, step_id: int) -> StepResult:
+        while self._queue and self._queue[0].step_id <= step_id:
+            batch = self._queue.popleft()
+            self._results[batch.step_id] = self._run(batch)
+        if step_id in self.failing_steps:
+            raise RuntimeError(f"step {step_id} was made to fail")
+        return self._results.pop(step_id)
+
+    def _run(self, batch: ScheduledBatch) -> StepResult:
+        for request_id in batch.released:
+            self._release(request_id)
+        for new in batch.admitted:
+            assert new.request_id not in self.sequences, f"{new.request_id} is known already"
+            self.sequences[new.request_id] = FakeSequence(new, list(new.token_ids))
+        self._check_limits(batch)
+        sampled = [token for row in batch.rows if (token := self._compute(row)) is not None]
+        return StepResult(batch.step_id, tuple(sampled), seconds=0.0)
+
+    def _check_limits(self, batch: ScheduledBatch) -> None:
+        assert 0 < len(batch.rows) <= self.info.max_batch_rows
+        assert 0 < batch.num_tokens <= self.info.max_batch_tokens
+        row_ids = [row.request_id for row in batch.rows]
+        assert len(row_ids) == len(set(row_ids)), "one row a request"
+        assert {new.request_id for new in batch.admitted} <= set(row_ids), "admitted without a row"
+
+    def _compute(self, row: ScheduledRow) -> SampledToken | None:
+        sequence = self.sequences[row.request_id]
+        for block_id in row.new_block_ids:
+            assert 0 <= block_id < self.info.num_blocks
+            assert block_id not in self._owners, f"block {block_id} belongs to {self._owners.get(block_id)}"
+            self._owners[block_id] = row.request_id
+            sequence.block_table.append(block_id)
+        end = row.start + row.num_tokens
+        assert row.num_tokens > 0 and row.start == sequence.num_computed, f"{row} does not follow {sequence}"
+        assert end <= len(sequence.token_ids), f"{row} computes a token that does not exist"
+        assert end <= len(sequence.block_table) * self.info.block_size, f"{row} has no block for its last token"
+        assert end < self.info.max_context, f"{row}: the next token would pass the context"
+        assert row.samples == (end == len(sequence.token_ids)), f"{row} of {len(sequence.token_ids)} tokens"
+        sequence.num_computed = end
+        failing = self.errors.get(row.request_id, -1) in range(row.start, end)
+        token_id = fake_token(row.request_id, end, self.info.vocab_size)
+        if row.samples:
+            sequence.token_ids.append(token_id)
+        if failing:
+            return SampledToken(row.request_id, 0, error=f"row of {row.request_id} failed")
+        return SampledToken(row.request_id, token_id) if row.samples else None
+
+    def _release(self, request_id: str) -> None:
+        for block_id in self.sequences.pop(request_id).block_table:
+            del self._owners[block_id]
+
+
+def make_info(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_context: int | None = None,
+    max_batch_tokens: int = 64,
+    max_batch_rows: int = 8,
+    vocab_size: int = 1000,
+) -> ExecutorInfo:
+    pool = num_blocks * block_size
+    return ExecutorInfo(num_blocks, block_size, max_context or pool, max_batch_tokens, max_batch_rows, vocab_size)
+
+
+def make_request(
+    request_id: str,
+    num_prompt_tokens: int = 5,
+    max_tokens: int | None = 8,
+    eos_token_ids: frozenset[int] = frozenset(),
+    **sampling: Any,
+) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)
+    return Request(request_id, tuple(range(1, num_prompt_tokens + 1)), params, eos_token_ids)
+
+
+def expected_tokens(request: Request, vocab_size: int) -> tuple[list[int], FinishReason]:
+    """What an admitted request must generate if nobody interferes, from the stop rules alone."""
+    sampling = request.sampling
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else request.eos_token_ids)
+    tokens: list[int] = []
+    for index in range(request.max_tokens):
+        tokens.append(fake_token(request.request_id, request.num_prompt_tokens + index, vocab_size))
+        if index >= sampling.min_tokens and tokens[-1] in stops:
+            return tokens, FinishReason.STOP
+    return tokens, FinishReason.LENGTH
+
+
+@dataclass
+class Answer:
+    """A request's outputs put together; a second terminal output is an AssertionError."""
+
+    token_ids: list[int] = field(default_factory=list)
+    last: RequestOutput | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        assert self.last is None, f"{output} after the last output {self.last}"
+        self.token_ids += output.new_token_ids
+        if output.finish_reason is not None:
+            self.last = output
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.last.finish_reason if self.last else None
+
+
+class CoreDriver:
+    """The driver loop of ``EngineCore``, one step at a time, on a clock that counts steps."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.now = 0.0
+        self.answers: dict[str, Answer] = {}
+        self.in_flight: deque[InFlightStep] = deque()
+
+    def add(self, request: Request) -> Admission:
+        admission = self.core.add_request(request, self.now)
+        if admission.is_admitted:
+            self.answers[request.request_id] = Answer()
+        return admission
+
+    def abort(self, request_id: str) -> None:
+        output = self.core.abort_request(request_id, self.now)
+        if output is not None:
+            self.answers[request_id].add(output)
+
+    def begin(self) -> bool:
+        step = self.core.begin_step(self.now)
+        if step is not None:
+            self.in_flight.append(step)
+        return step is not None
+
+    def finish(self) -> list[RequestOutput]:
+        step = self.in_flight.popleft()
+        self.now += 1.0
+        try:
+            outputs = self.core.finish_step(step, step.handle.result(), self.now)
+        except RuntimeError as error:
+            outputs = self.core.fail_step(step, str(error), self.now)
+        for output in outputs:
+            self.answers[output.request_id].add(output)
+        return outputs
+
+    def run(self, max_steps: int = 10_000) -> dict[str, Answer]:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            while self.begin():
+                pass
+            if not self.in_flight:
+                assert self.core.num_running == self.core.num_waiting == 0, "requests left, but nothing to do"
+                return self.answers
+            self.finish()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+
+def make_driver(
+    info: ExecutorInfo | None = None,
+    config: SchedulerConfig | None = None,
+    errors: dict[str, int] | None = None,
+    max_waiting_requests: int | None = None,
+) -> tuple[CoreDriver, FakeExecutor]:
+    executor = FakeExecutor(info or make_info(), errors)
+    return CoreDriver(EngineCore(executor, config or SchedulerConfig(), max_waiting_requests)), executor

@@ -1,0 +1,194 @@
+"""Random lives of an engine: random pools, requests, stops, aborts, failures; every law checked after every step.
+
+A failing seed is printed with the command that replays it alone:
+
+    HEADWAY_SEED=1234 python -m pytest tests/simulation/test_random_schedules.py
+"""
+
+import os
+import random
+from collections.abc import Iterable
+from itertools import islice
+
+import pytest
+
+from fakes import Answer, FakeExecutor, expected_tokens, make_driver, make_info, make_request
+from headway.config import SchedulerConfig
+from headway.core.batch import ScheduledBatch
+from headway.core.executor import ExecutorInfo
+from headway.core.request import FinishReason, Request
+
+VOCAB = 40  # small, so that random stop ids are met often
+NUM_SEEDS = 3000
+NUM_SEEDS_LONG = 60_000
+MAX_EVENTS = 3000
+
+
+class Life:
+    """One random engine and its random callers. The same seed gives the same decisions."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        info = self._random_info()
+        self.config = SchedulerConfig(
+            max_batch_tokens=self.rng.randint(1, 24),
+            max_batch_rows=self.rng.randint(1, 8),
+            max_in_flight=self.rng.randint(1, 3),
+        )
+        self.driver, self.executor = make_driver(info, self.config)
+        self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
+        self.requests: dict[str, Request] = {}
+        self.refused: list[Request] = []
+        self.abort_rate = self.rng.choice([0.0, 0.0, 0.02, 0.1])
+        self.step_failure_rate = self.rng.choice([0.0, 0.0, 0.0, 0.05])
+
+    def run(self) -> "Life":
+        for _ in range(MAX_EVENTS):
+            if not self._act():
+                return self
+            self._check_state()
+        raise AssertionError(f"requests are left after {MAX_EVENTS} events")
+
+    def _random_info(self) -> ExecutorInfo:
+        rng = self.rng
+        num_blocks, block_size = rng.randint(2, 24), rng.randint(1, 6)
+        return make_info(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_context=rng.randint(num_blocks * block_size // 2 + 1, num_blocks * block_size),
+            max_batch_tokens=rng.randint(1, 24),
+            max_batch_rows=rng.randint(1, 8),
+            vocab_size=VOCAB,
+        )
+
+    def _random_request(self, request_id: str) -> Request:
+        rng, max_context = self.rng, self.executor.info.max_context
+        request = make_request(
+            request_id,
+            num_prompt_tokens=rng.randint(1, max(1, int(max_context * rng.choice([0.05, 0.2, 0.6, 1.1])))),
+            max_tokens=rng.choice([None, 1, rng.randint(1, max_context), rng.randint(1, max_context)]),
+            eos_token_ids=frozenset(rng.sample(range(VOCAB), rng.choice([0, 0, 1, 2]))),
+            stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 0, 1]))),
+            ignore_eos=rng.random() < 0.2,
+            min_tokens=rng.choice([0, 0, rng.randint(0, 6)]),
+        )
+        if rng.random() < 0.05:
+            self.executor.errors[request_id] = rng.randint(0, max_context)
+        return request
+
+    def _act(self) -> bool:
+        """One random event; False when nothing is left to do."""
+        rng, driver = self.rng, self.driver
+        if self.arrivals and rng.random() < 0.2:
+            self._arrive(self.arrivals.pop())
+        elif self.requests and rng.random() < self.abort_rate:
+            driver.abort(rng.choice(sorted(self.requests)))
+        elif driver.in_flight and rng.random() < 0.4:
+            driver.finish()
+        elif rng.random() < self.step_failure_rate:
+            self.executor.failing_steps.add(driver.core.num_steps)
+        elif not driver.begin():
+            if driver.in_flight:
+                driver.finish()
+            elif self.arrivals:
+                self._arrive(self.arrivals.pop())
+            else:
+                return False
+        return True
+
+    def _arrive(self, request: Request) -> None:
+        if self.driver.add(request).is_admitted:
+            self.requests[request.request_id] = request
+        else:
+            self.refused.append(request)
+
+    def _check_state(self) -> None:
+        core, unfinished = self.driver.core, [a for a in self.driver.answers.values() if a.last is None]
+        core.check_integrity()
+        assert core.num_running + core.num_waiting == len(unfinished), "every request is in one place"
+        assert core.num_in_flight == len(self.driver.in_flight) <= self.config.max_in_flight
+        if self.executor.batches:
+            self._check_budgets(self.executor.batches[-1])
+
+    def _check_budgets(self, batch: ScheduledBatch) -> None:
+        assert 0 < batch.num_tokens <= self.config.max_batch_tokens
+        assert 0 < len(batch.rows) <= self.config.max_batch_rows
+        for row in batch.rows:
+            request = self.requests[row.request_id]
+            last = request.num_prompt_tokens + request.max_tokens - 2  # the last token is never computed
+            assert row.start + row.num_tokens - 1 <= last, f"{row} is more than max_tokens {request.max_tokens} need"
+
+    def check_end(self) -> None:
+        core = self.driver.core
+        assert (core.num_running, core.num_waiting, core.num_in_flight) == (0, 0, 0)
+        assert core.num_free_blocks == core.num_blocks
+        assert sorted(self.driver.answers) == sorted(self.requests)
+        for request_id, request in self.requests.items():
+            self._check_answer(request, self.driver.answers[request_id])
+        for request in self.refused:
+            num_needed = request.num_prompt_tokens + (request.sampling.max_tokens or 1)
+            assert num_needed > self.executor.info.max_context, "only what can never fit is refused"
+
+    def _check_answer(self, request: Request, answer: Answer) -> None:
+        assert answer.last is not None, f"{request.request_id} never ended"
+        tokens, reason = expected_tokens(request, VOCAB)
+        assert answer.token_ids == request.output_token_ids == tokens[: len(answer.token_ids)]
+        if answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert (answer.token_ids, answer.finish_reason) == (tokens, reason)
+            assert answer.last.stop_token_id == (tokens[-1] if reason is FinishReason.STOP else None)
+        elif answer.finish_reason is FinishReason.ERROR:
+            assert request.request_id in self.executor.errors or self.executor.failing_steps
+        else:
+            assert self.abort_rate > 0
+
+
+def check_seeds(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        try:
+            Life(seed).run().check_end()
+        except Exception as error:
+            command = f"HEADWAY_SEED={seed} python -m pytest {os.path.relpath(__file__)}"
+            pytest.fail(f"seed {seed}: {type(error).__name__}: {error}\nreplay with: {command}")
+
+
+@pytest.mark.skipif("HEADWAY_SEED" in os.environ, reason="HEADWAY_SEED replays one seed")
+@pytest.mark.parametrize("part", range(4))
+def test_random_lives(part):
+    check_seeds(range(part, NUM_SEEDS, 4))
+
+
+@pytest.mark.long
+@pytest.mark.skipif("HEADWAY_SEED" in os.environ, reason="HEADWAY_SEED replays one seed")
+def test_many_more_random_lives():
+    check_seeds(range(NUM_SEEDS, NUM_SEEDS + NUM_SEEDS_LONG))
+
+
+@pytest.mark.skipif("HEADWAY_SEED" not in os.environ, reason="set HEADWAY_SEED to replay one seed")
+def test_replay():
+    Life(int(os.environ["HEADWAY_SEED"])).run().check_end()
+
+
+def test_the_same_seed_gives_the_same_decisions():
+    for seed in range(100):
+        first, second = Life(seed).run(), Life(seed).run()
+        assert first.executor.batches == second.executor.batches, f"seed {seed}"
+
+
+def test_the_lives_meet_what_they_are_meant_to_meet():
+    """A random test that never preempts, aborts, stops or fails would prove nothing."""
+    lives = [Life(seed).run() for seed in range(300)]
+    reasons = {answer.finish_reason for life in lives for answer in life.driver.answers.values()}
+    assert reasons == set(FinishReason)
+    assert sum(life.driver.core.num_preemptions for life in lives) > 100
+    assert sum(len(life.refused) for life in lives) > 100
+    assert any(preempted_in_flight(life.executor) for life in lives)
+
+
+def preempted_in_flight(executor: FakeExecutor) -> bool:
+    """Whether some request was released within ``max_in_flight`` steps of a row of its own and later came back."""
+    admissions = [new.request_id for batch in executor.batches for new in batch.admitted]
+    returned = {request_id for request_id in admissions if admissions.count(request_id) > 1}
+    for earlier, batch in zip(executor.batches, islice(executor.batches, 1, None), strict=False):
+        if returned.intersection(batch.released).intersection(row.request_id for row in earlier.rows):
+            return True
+    return False
