@@ -1,6 +1,6 @@
 """From chat messages to prompt token ids through the model's own template."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headway.engine.messages import Message, template_messages
@@ -11,6 +11,7 @@ from headway.errors import InvalidRequest, TemplateError
 ALLOWED_ARGUMENTS = frozenset(
     {"enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "documents", "date_string"}
 )
+MAX_NESTING = 128  # of objects and lists in messages, tools and arguments
 
 
 class ChatTemplate:
@@ -170,15 +171,19 @@ class _ControlTextGuard:
 
 
 def _characters(value: Any) -> set[str]:
-    """Every character in the strings of JSON-like ``value``."""
+    """Every character in the strings of JSON-like ``value``; raises InvalidRequest where it is nested too deeply."""
     found: set[str] = set()
-    pending: list[Iterable[Any]] = [[value]]
-    while pending:
-        for item in pending.pop():
+    level = [value]
+    for _ in range(MAX_NESTING):
+        inner: list[Any] = []
+        for item in level:
             if isinstance(item, str):
                 found.update(item)
             elif isinstance(item, dict):
-                pending += [item.keys(), item.values()]
+                inner += [*item, *item.values()]
             elif isinstance(item, list):
-                pending.append(item)
-    return found
+                inner += item
+        if not inner:
+            return found
+        level = inner
+    raise InvalidRequest(f"messages and tools may be nested {MAX_NESTING} deep at most.", param="messages")

@@ -116,6 +116,8 @@ class Tokenizer:
         return pieces
 
     def _encode_plain(self, encoder: Encoder, text: str) -> list[int]:
+        if self._spec.adds_space and text:
+            text = " " + text
         ids: list[int] = _encode(encoder, text).ids
         if self._control_ids.isdisjoint(ids):
             return ids
