@@ -1,6 +1,6 @@
 import pytest
-from fakes import make_info
 
+from fakes import make_info
 from headway.core.admission import DepartureClock, Load, Refusal, RefusalReason, admit
 
 IDLE = Load(num_free_blocks=64, num_waiting=0, max_waiting=None, seconds_per_departure=None)
@@ -39,7 +39,12 @@ def test_one_block_too_many_for_the_pool_is_refused_at_once():
     assert admit(255, 1, info, IDLE).is_admitted
     refused = refusal(256, 1, info)
     assert (refused.setting, refused.limit) == ("cache.memory_bytes", 256)
-    assert (refused.needed_tokens, refused.needed_blocks, refused.free_blocks, refused.total_blocks) == (257, 65, 64, 64)
+    assert (refused.needed_tokens, refused.needed_blocks, refused.free_blocks, refused.total_blocks) == (
+        257,
+        65,
+        64,
+        64,
+    )
     assert "64 blocks of 4" in refused.message
 
 

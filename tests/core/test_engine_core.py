@@ -1,6 +1,6 @@
 import pytest
-from fakes import CoreDriver, FakeExecutor, make_driver, make_info, make_request
 
+from fakes import CoreDriver, FakeExecutor, make_driver, make_info, make_request
 from headway.config import SchedulerConfig
 from headway.core.admission import RefusalReason
 from headway.core.engine_core import EngineCore

@@ -1,6 +1,6 @@
 import pytest
-from fakes import make_request
 
+from fakes import make_request
 from headway.core.kv_cache_manager import KVCacheManager
 
 

@@ -1,6 +1,6 @@
 import pytest
-from fakes import make_request
 
+from fakes import make_request
 from headway.core.request_queue import FirstComeFirstServed
 
 

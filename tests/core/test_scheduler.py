@@ -1,8 +1,8 @@
 """The scheduler's rules, driven through ``EngineCore`` with a strict fake executor."""
 
 import pytest
-from fakes import expected_tokens, fake_token, make_driver, make_info, make_request
 
+from fakes import expected_tokens, fake_token, make_driver, make_info, make_request
 from headway.config import SchedulerConfig
 from headway.core.batch import SampledToken, ScheduledBatch, StepResult
 from headway.core.request import FinishReason, RequestStatus
@@ -102,7 +102,11 @@ class TestStopRules:
 
     def test_ignore_eos_runs_to_max_tokens_but_heeds_stop_token_ids(self):
         answer, _ = self.run(eos_token_ids=frozenset({self.STOP, 7}), ignore_eos=True)
-        assert (len(answer.token_ids), answer.finish_reason, answer.last.stop_token_id) == (6, FinishReason.LENGTH, None)
+        assert (len(answer.token_ids), answer.finish_reason, answer.last.stop_token_id) == (
+            6,
+            FinishReason.LENGTH,
+            None,
+        )
         answer, _ = self.run(eos_token_ids=frozenset({7}), ignore_eos=True, stop_token_ids=(self.STOP,))
         assert (len(answer.token_ids), answer.finish_reason) == (3, FinishReason.STOP)
 
@@ -165,8 +169,17 @@ class TestPreemption:
         driver.begin()
         assert rows(executor.batches[0]) == [("a", 0, 7, True)]
 
+    def test_nobody_is_preempted_and_admitted_in_one_step(self):
+        driver, executor = make_driver(make_info(num_blocks=7, block_size=2))
+        for name in "abcde":
+            driver.add(make_request(name, num_prompt_tokens=3, max_tokens=9))
+        driver.run()
+        assert driver.core.num_preemptions > 1
+        for batch in executor.batches:
+            assert not set(batch.released).intersection(new.request_id for new in batch.admitted)
+
     def test_the_oldest_gains_a_token_in_every_step(self):
-        driver, executor = make_driver(make_info(num_blocks=7, block_size=1, max_batch_rows=6))
+        driver, _ = make_driver(make_info(num_blocks=7, block_size=1, max_batch_rows=6))
         names = [f"r{index}" for index in range(6)]
         for name in names:
             driver.add(make_request(name, num_prompt_tokens=1, max_tokens=6))

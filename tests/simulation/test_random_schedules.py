@@ -1,4 +1,4 @@
-"""Random lives of an engine: random pools, requests, stops, aborts and failures, with every law checked after every step.
+"""Random lives of an engine: random pools, requests, stops, aborts, failures; every law checked after every step.
 
 A failing seed is printed with the command that replays it alone:
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 import pytest
-from fakes import Answer, FakeExecutor, expected_tokens, make_driver, make_info, make_request
 
+from fakes import Answer, FakeExecutor, expected_tokens, make_driver, make_info, make_request
 from headway.config import SchedulerConfig
 from headway.core.batch import ScheduledBatch
 from headway.core.executor import ExecutorInfo

@@ -17,7 +17,7 @@ class RequestQueue(ABC):
     def add_preempted(self, request: Request) -> None:
         """A request that ran comes back. It must keep its rank: ahead of all that arrived after it.
 
-        Of several preempted in one step the latest-arrived comes back first.
+        The latest-arrived is preempted first, so of several it is the first to come back here.
         """
 
     @abstractmethod

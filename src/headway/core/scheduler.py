@@ -79,9 +79,8 @@ class Scheduler:
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, or None when nothing can be computed before a step in flight returns (or a request comes)."""
         step = _StepPlan(tokens_left=self._max_tokens)
-        preempted = self._schedule_running(step)
-        if not preempted:
-            self._admit_waiting(step, now)
+        self._schedule_running(step)
+        self._admit_waiting(step, now)
         if not step.rows:
             return None
         batch = ScheduledBatch(self._num_steps, tuple(self._released), tuple(step.admitted), tuple(step.rows))
@@ -130,9 +129,8 @@ class Scheduler:
         if not self._running and self._kv.num_used_blocks:
             raise RuntimeError(f"nothing runs, but {self._kv.num_used_blocks} blocks are taken")
 
-    def _schedule_running(self, step: "_StepPlan") -> bool:
-        """Oldest first. Returns whether a request was preempted."""
-        num_preemptions = self.num_preemptions
+    def _schedule_running(self, step: "_StepPlan") -> None:
+        """Oldest first; a victim of preemption drops off the end of the list."""
         index = 0
         while index < len(self._running) and step.tokens_left:
             request = self._running[index]
@@ -143,7 +141,6 @@ class Scheduler:
                     break  # it was the latest itself
                 step.add_row(request, num_tokens, new_block_ids)
             index += 1
-        return self.num_preemptions > num_preemptions
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
         """Takes blocks from the latest-arrived until there are enough; None when that was ``request``.
@@ -172,7 +169,8 @@ class Scheduler:
         """From the queue's front, as long as each fits. Blocks for all known tokens are taken at once.
 
         So no two requests can each hold half of what they need. One free block is left for every request that runs:
-        the newcomer is then safe from preemption for ``block_size`` steps, and cannot be let in only to be thrown out.
+        the newcomer is then safe from preemption for ``block_size`` steps, and is not let in only to be thrown out. Nor
+        can it be a victim of this very step, which needs more than the blocks it gave up.
         """
         while step.tokens_left and len(self._running) < self._max_running:
             request = self._queue.peek(now)

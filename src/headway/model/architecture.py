@@ -11,7 +11,7 @@ from headway.ops.weights import Matrix
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """``kind``: none, linear, llama3 or yarn. Field names follow Hugging Face's ``rope_scaling``."""
+    """``kind``: none, linear, llama3, yarn or divisors. Field names follow Hugging Face's ``rope_scaling``."""
 
     kind: str = "none"
     factor: float = 1.0
@@ -24,6 +24,7 @@ class RopeScaling:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    divisors: tuple[float, ...] = ()  # divisors: of each frequency [head_dim / 2]; how a GGUF file stores llama3
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,187 @@
+// Paged attention for prefill, decode and mixed steps: one code path, so a row's result never depends on how it came.
+//
+// A query at position p attends to positions [low, p]. They are cut at absolute multiples of kAttentionSplit; each piece gives
+// a partial softmax, and the pieces are merged in ascending order. Within a piece positions are added in ascending order.
+#pragma once
+#include "linear.hpp"
+#include "rowwise.hpp"
+
+namespace headway::HEADWAY_ISA {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Where one 16-token sub-block of one kv head lies: keys [d][16], values [16][d].
+inline size_t sub_block_offset(const KVLayer& kv, int block, int head, int sub) {
+  const int subs = kv.block_size / kLanes;
+  return ((size_t(block) * kv.num_kv_heads + head) * subs + sub) * size_t(kv.head_dim) * kLanes;
+}
+
+inline size_t position_offset(const AttentionTile& t, int position) {
+  const int block = t.block_table[position / t.kv->block_size];
+  return sub_block_offset(*t.kv, block, t.kv_head, position % t.kv->block_size / kLanes);
+}
+
+template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at) {
+  if constexpr (Bf16) return from_bf16(load<u16x16>(static_cast<const uint16_t*>(base) + at));
+  else return load<f32x16>(static_cast<const float*>(base) + at);
+}
+
+inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {
+  const size_t at = sub_block_offset(kv, block, head, offset / kLanes) + offset % kLanes;
+  uint16_t rounded[kMaxHeadDim];
+  if (kv.is_bf16) round_bf16_row(k, kv.head_dim, rounded);
+  for (int d = 0; d < kv.head_dim; d++) {
+    if (kv.is_bf16) static_cast<uint16_t*>(kv.keys)[at + size_t(d) * kLanes] = rounded[d];
+    else static_cast<float*>(kv.keys)[at + size_t(d) * kLanes] = k[d];
+  }
+}
+
+inline void store_value(const KVLayer& kv, int block, int offset, int head, const float* v) {
+  const size_t at = sub_block_offset(kv, block, head, offset / kLanes) + size_t(offset % kLanes) * kv.head_dim;
+  if (kv.is_bf16) round_bf16_row(v, kv.head_dim, static_cast<uint16_t*>(kv.values) + at);
+  else std::memcpy(static_cast<float*>(kv.values) + at, v, size_t(kv.head_dim) * sizeof(float));
+}
+
+// One query's running softmax: largest score, sum of exponentials, weighted values [d].
+struct Partial {
+  float largest, total;
+};
+
+struct Scratch {
+  alignas(64) float scores[kTile][kAttentionSplit];
+  alignas(64) float piece[kTile][kMaxHeadDim];
+  alignas(64) float merged[kTile][kMaxHeadDim];
+};
+
+struct Range {
+  int low, high;  // positions low .. high - 1
+};
+
+inline const i32x16 kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// scores[m][p - start] = scale * q[m] . k[p], and minus infinity outside the query's own range.
+template <int M, bool Bf16>
+inline void score_sub_block(const AttentionTile& t, int position, int start, const Range* range, Scratch& s) {
+  const size_t at = position_offset(t, position);
+  f32x16 acc[M] = {};
+  for (int d = 0; d < t.kv->head_dim; d++) {
+    const f32x16 k = load_kv<Bf16>(t.kv->keys, at + size_t(d) * kLanes);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) acc[m] = fma(k, splat(t.queries[m].q[d]), acc[m]);
+  }
+  for (int m = 0; m < M; m++) {
+    const i32x16 p = kLaneIds + position;
+    const i32x16 inside = (p >= range[m].low) & (p < range[m].high);
+    store(&s.scores[m][position - start], select(inside, acc[m] * t.scale, splat(kMinusInfinity)));
+  }
+}
+
+// Turns scores into exponentials relative to the largest and returns both; a row with no position here gives (-inf, 0).
+inline Partial softmax_piece(float* scores, int count) {
+  f32x16 largest = splat(kMinusInfinity), total = {};
+  for (int i = 0; i < count; i += kLanes) largest = max(load<f32x16>(scores + i), largest);
+  const float m = reduce_max(largest);
+  if (m == kMinusInfinity) {
+    std::memset(scores, 0, size_t(count) * sizeof(float));
+    return {m, 0.0f};
+  }
+  for (int i = 0; i < count; i += kLanes) {
+    const f32x16 e = exp(load<f32x16>(scores + i) - m);
+    total += e;
+    store(scores + i, e);
+  }
+  return {m, reduce_add(total)};
+}
+
+// piece[m] += sum over the sub-block's positions of p * v, for every query whose range covers it whole.
+template <int M, bool Bf16>
+inline void weigh_values(const AttentionTile& t, int position, int start, int first, int last, const int* who, Scratch& s) {
+  const int head_dim = t.kv->head_dim;
+  const size_t at = position_offset(t, position);
+  for_lanes(head_dim, [&](int d, int count) {
+    f32x16 acc[M];
+    for (int m = 0; m < M; m++) acc[m] = load_part(&s.piece[who[m]][d], count);
+    for (int j = first; j < last; j++) {
+      const size_t row = at + size_t(j) * head_dim + d;
+      f32x16 v = {};
+      if (count == kLanes) v = load_kv<Bf16>(t.kv->values, row);
+      else for (int i = 0; i < count; i++)
+        v[i] = Bf16 ? bits<float>(uint32_t(static_cast<const uint16_t*>(t.kv->values)[row + i]) << 16)
+                    : static_cast<const float*>(t.kv->values)[row + i];
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) acc[m] = fma(v, splat(s.scores[who[m]][position - start + j]), acc[m]);
+    }
+    for (int m = 0; m < M; m++) store_part(&s.piece[who[m]][d], acc[m], count);
+  });
+}
+
+inline bool covers(Range r, int position) { return r.low <= position && position + kLanes <= r.high; }
+
+// Positions outside a query's range are never multiplied, not even by zero: another request's leftovers may be NaN.
+template <int M, bool Bf16>
+inline void weigh_sub_block(const AttentionTile& t, int position, int start, const Range* range, Scratch& s) {
+  static constexpr int kAll[kMaxTile] = {0, 1, 2, 3, 4, 5, 6, 7};
+  bool all = true;
+  for (int m = 0; m < M; m++) all = all && covers(range[m], position);
+  if (all) return weigh_values<M, Bf16>(t, position, start, 0, kLanes, kAll, s);
+  for (int m = 0; m < M; m++) {
+    const int first = range[m].low > position ? range[m].low - position : 0;
+    const int last = range[m].high < position + kLanes ? range[m].high - position : kLanes;
+    if (first < last) weigh_values<1, Bf16>(t, position, start, first, last, &kAll[m], s);
+  }
+}
+
+inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
+  if (piece.total == 0.0f) return;
+  const float largest = into.largest > piece.largest ? into.largest : piece.largest;
+  const f32x16 both = exp(f32x16{into.largest - largest, piece.largest - largest});
+  const float old_share = into.total == 0.0f ? 0.0f : both[0], new_share = both[1];
+  for_lanes(head_dim, [&](int d, int count) {
+    const f32x16 scaled = load_part(merged + d, count) * old_share;
+    store_part(merged + d, fma(load_part(values + d, count), splat(new_share), scaled), count);
+  });
+  into = {largest, into.total * old_share + piece.total * new_share};
+}
+
+template <int M, bool Bf16>
+void attention_tile(const AttentionTile& t) {
+  static thread_local Scratch s;
+  const int head_dim = t.kv->head_dim;
+  Range range[M];
+  Partial sum[M];
+  int low = t.queries[0].position, high = 0;
+  for (int m = 0; m < M; m++) {
+    const int p = t.queries[m].position;
+    range[m] = {t.window && p + 1 > t.window ? p + 1 - t.window : 0, p + 1};
+    low = range[m].low < low ? range[m].low : low;
+    high = range[m].high > high ? range[m].high : high;
+    sum[m] = {kMinusInfinity, 0.0f};
+    std::memset(s.merged[m], 0, size_t(head_dim) * sizeof(float));
+  }
+  for (int split = low / kAttentionSplit * kAttentionSplit; split < high; split += kAttentionSplit) {
+    const int end = split + kAttentionSplit < high ? split + kAttentionSplit : high;
+    const int start = low > split ? low / kLanes * kLanes : split;
+    const int count = (end - start + kLanes - 1) / kLanes * kLanes;
+    for (int p = start; p < end; p += kLanes) score_sub_block<M, Bf16>(t, p, start, range, s);
+    Partial piece[M];
+    for (int m = 0; m < M; m++) {
+      piece[m] = softmax_piece(s.scores[m], count);
+      std::memset(s.piece[m], 0, size_t(head_dim) * sizeof(float));
+    }
+    for (int p = start; p < end; p += kLanes) weigh_sub_block<M, Bf16>(t, p, start, range, s);
+    for (int m = 0; m < M; m++) merge(sum[m], s.merged[m], piece[m], s.piece[m], head_dim);
+  }
+  for (int m = 0; m < M; m++)
+    for_lanes(head_dim, [&](int d, int count) {
+      store_part(t.queries[m].out + d, load_part(&s.merged[m][d], count) / sum[m].total, count);
+    });
+}
+
+inline void attention(const AttentionTile& t) {
+  with_size<kTile>(t.num_queries, [&]<int M>() {
+    if (t.kv->is_bf16) attention_tile<M, true>(t);
+    else attention_tile<M, false>(t);
+  });
+}
+
+}  // namespace headway::HEADWAY_ISA

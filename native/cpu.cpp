@@ -1,0 +1,46 @@
+#include "cpu.hpp"
+
+#include <stdexcept>
+
+namespace headway {
+
+namespace portable { extern const Kernels kernels; }
+#if defined(HEADWAY_X86)
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
+#endif
+
+namespace {
+
+std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
+#if defined(HEADWAY_X86)
+  __builtin_cpu_init();
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+    found.push_back(&avx512::kernels);
+  if (has_avx2) found.push_back(&avx2::kernels);
+#endif
+  found.push_back(&portable::kernels);
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* k : usable()) names.emplace_back(k->name);
+  return names;
+}
+
+const Kernels& kernels_for(const std::string& isa) {
+  std::string known;
+  for (const Kernels* k : usable()) {
+    if (isa == "auto" || isa == k->name) return *k;
+    known += known.empty() ? k->name : std::string(", ") + k->name;
+  }
+  throw std::invalid_argument("instruction set '" + isa + "' is not available here; this processor has: " + known);
+}
+
+}  // namespace headway

@@ -1,0 +1,18 @@
+// The table of kernels of one instruction set. Compiled once for each, with HEADWAY_ISA naming the namespace.
+#include "attention.hpp"
+#include "linear.hpp"
+#include "rowwise.hpp"
+#include "types.hpp"
+
+#define HEADWAY_TEXT_(x) #x
+#define HEADWAY_TEXT(x) HEADWAY_TEXT_(x)
+
+namespace headway::HEADWAY_ISA {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, round_bf16_row, linear_block, embed_row, rms_norm,
+    rope, store_key, store_value, attention, gated, add,
+};
+
+}  // namespace headway::HEADWAY_ISA

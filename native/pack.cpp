@@ -1,0 +1,132 @@
+#include "pack.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <sys/mman.h>
+
+namespace headway {
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+
+size_t aligned_size(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+int blocks_of(int n) { return (n + kLanes - 1) / kLanes; }
+
+size_t data_bytes(Format format, int n, int k) {
+  const size_t values = size_t(blocks_of(n)) * kLanes * aligned_size(size_t(k), 2);
+  switch (format) {
+    case Format::f32: return values * 4;
+    case Format::f16:
+    case Format::bf16: return values * 2;
+    case Format::q8: return values;
+    case Format::q4: return values / 2;
+  }
+  return 0;
+}
+
+size_t scale_bytes(const void* scales, int n, int k, int group, bool wide) {
+  return scales ? size_t(blocks_of(n)) * kLanes * (k / group) * (wide ? 4 : 2) : 0;
+}
+
+template <class T> void pack_scales(const void* from, uint8_t* to, int n, int groups) {
+  const T* source = static_cast<const T*>(from);
+  T* packed = reinterpret_cast<T*>(to);
+  for (int row = 0; row < n; row++)
+    for (int g = 0; g < groups; g++)
+      packed[(size_t(row / kLanes) * groups + g) * kLanes + row % kLanes] = source[size_t(row) * groups + g];
+}
+
+void pack_q4(const uint8_t* q, uint8_t* to, int n, int k) {
+  for (int row = 0; row < n; row++) {
+    const int lane = row % kLanes;
+    const uint8_t* source = q + size_t(row) * k;
+    uint8_t* block = to + size_t(row / kLanes) * k * kLanes / 2;
+    for (int g = 0; g < k / 32; g++, source += 32, block += 256)
+      for (int i = 0; i < 16; i++) block[i / 4 * 64 + lane * 4 + i % 4] = uint8_t(source[i] | source[i + 16] << 4);
+  }
+}
+
+void pack_q8(const uint8_t* q, uint8_t* to, int n, int k) {
+  for (int row = 0; row < n; row++) {
+    const uint8_t* source = q + size_t(row) * k;
+    uint8_t* block = to + (size_t(row / kLanes) * k * kLanes) + row % kLanes * 4;
+    for (int i = 0; i < k; i += 4) std::memcpy(block + size_t(i) * kLanes, source + i, 4);
+  }
+}
+
+// Pairs of k stay together for bf16 (width 2), single values otherwise.
+template <class T> void pack_dense(const void* from, uint8_t* to, int n, int k, int width) {
+  const T* source = static_cast<const T*>(from);
+  T* packed = reinterpret_cast<T*>(to);
+  const size_t padded = aligned_size(size_t(k), size_t(width));
+  for (int row = 0; row < n; row++)
+    for (int i = 0; i < k; i++) {
+      const size_t at = (size_t(row / kLanes) * padded + i / width * width) * kLanes + row % kLanes * width + i % width;
+      packed[at] = source[size_t(row) * k + i];
+    }
+}
+
+}  // namespace
+
+// Large memory comes from the system already zero and untouched: a KV pool costs pages only as they are used.
+Memory::Memory(size_t bytes) : size_(bytes) {
+  if (!bytes) return;
+  const size_t whole = aligned_size(bytes, bytes >= kHugePage ? kHugePage : 64);
+  if (bytes < kHugePage) {
+    data_ = static_cast<uint8_t*>(std::aligned_alloc(64, whole));
+    if (!data_) throw std::bad_alloc();
+    std::memset(data_, 0, whole);
+    return;
+  }
+  void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  madvise(p, whole, MADV_HUGEPAGE);
+#endif
+  data_ = static_cast<uint8_t*>(p);
+  mapped_ = whole;
+}
+
+Memory::~Memory() {
+  if (mapped_) munmap(data_, mapped_);
+  else std::free(data_);
+}
+
+Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero,
+               bool wide_scales)
+    : data_(data_bytes(bits == 4 ? Format::q4 : Format::q8, n, k)),
+      scale_(scale_bytes(scale, n, k, group, wide_scales)),
+      minimum_(scale_bytes(minimum, n, k, group, wide_scales)) {
+  if (k % 32 || (group != 16 && group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
+  if (group == 16 && (bits == 4 || minimum)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
+  if (minimum && zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
+  const Format format = bits == 4 ? Format::q4 : Format::q8;
+  if (format == Format::q4) pack_q4(q, data_.data(), n, k);
+  else pack_q8(q, data_.data(), n, k);
+  for (auto [from, to] : {std::pair{scale, &scale_}, std::pair{minimum, &minimum_}}) {
+    if (!from) continue;
+    if (wide_scales) pack_scales<uint32_t>(from, to->data(), n, k / group);
+    else pack_scales<uint16_t>(from, to->data(), n, k / group);
+  }
+  matrix_ = {format, n, k, group, float(zero), wide_scales, data_.data(), scale_.data(), minimum ? minimum_.data() : nullptr};
+}
+
+Weight::Weight(const void* data, Format format, int n, int k)
+    : data_(data_bytes(format, n, k)), scale_(0), minimum_(0) {
+  if (k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
+  if (format == Format::f32) pack_dense<uint32_t>(data, data_.data(), n, k, 1);
+  else pack_dense<uint16_t>(data, data_.data(), n, k, format == Format::bf16 ? 2 : 1);
+  matrix_ = {format, n, k, 0, 0.0f, false, data_.data(), nullptr, nullptr};
+}
+
+KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)
+    : keys_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4)), values_(keys_.size()) {
+  if (block_size % kLanes) throw std::invalid_argument("block_size must be a multiple of 16");
+  if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is larger than 512");
+  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, keys_.data(), values_.data()};
+}
+
+}  // namespace headway

@@ -1,0 +1,114 @@
+// A step program: the model's ops recorded once as a list, replayed in one call a step by a team of threads.
+#pragma once
+#include <atomic>
+#include <climits>
+#include <memory>
+#include <vector>
+
+#include "pack.hpp"
+#include "thread_pool.hpp"
+#include "types.hpp"
+
+namespace headway {
+
+// A ragged batch, flattened; see StepInput in ops/contract.py for the figure.
+struct Step {
+  int rows, requests, logit_rows;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* row_starts;
+  const int32_t* block_tables;
+  int table_width;
+  const int32_t* logit_row_ids;
+};
+
+// Columns offset .. offset + width of a buffer.
+struct TensorRef {
+  int buffer, offset, width;
+};
+
+class Program;
+
+// What an op sees while it runs: the step, the buffers, and its place in the team.
+struct Context {
+  const Program& program;
+  const Step& step;
+  ThreadPool& pool;
+  const Kernels& kernels;
+  int worker, workers;
+  std::atomic<int>& next;  // work items of this op handed out so far
+
+  float* row(TensorRef t, int row) const;
+  int stride(TensorRef t) const;
+  int rows_of(TensorRef t) const;
+
+  // Rows shared out evenly, or items taken one at a time as workers become free: which worker computes a result never
+  // changes the result.
+  template <class F> void split_rows(int rows, F f) const {
+    for (int r = rows * worker / workers; r < rows * (worker + 1) / workers; r++) f(r);
+  }
+  template <class F> void take_items(int items, F f) const {
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) f(i);
+  }
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual void run(const Context& context) const = 0;
+};
+
+class Program {
+ public:
+  Program(ThreadPool& pool, const Kernels& kernels, int max_rows, int max_logit_rows);
+
+  int add_buffer(int width, bool logit_rows);
+
+  void embed(std::shared_ptr<Weight> table, float scale, TensorRef out);
+  void rms_norm(TensorRef x, std::shared_ptr<Memory> weight, float eps, TensorRef out);
+  // Parts are stacked along the output; bias, where there is one, covers all of them.
+  void linear(TensorRef x, std::vector<std::shared_ptr<Weight>> parts, std::shared_ptr<Memory> bias, TensorRef out);
+  void rope_and_store(TensorRef q, TensorRef k, TensorRef v, std::shared_ptr<Memory> table, std::shared_ptr<KVCacheLayer> kv,
+                      TensorRef out);
+  void attention(TensorRef q, std::shared_ptr<KVCacheLayer> kv, float scale, int window, TensorRef out);
+  void gated_activation(TensorRef gate_up, Activation kind, TensorRef out);
+  void add(TensorRef x, TensorRef y, TensorRef out);
+  void take_logit_rows(TensorRef x, TensorRef out);
+
+  // Throws std::out_of_range, before anything is computed, for a step that would read or write outside its memory.
+  void run(const Step& step);
+
+  float* buffer(int id) const { return reinterpret_cast<float*>(buffers_[id].memory->data()); }
+  int width(int id) const { return buffers_[id].width; }
+  bool has_logit_rows(int id) const { return buffers_[id].logit_rows; }
+  int max_rows() const { return max_rows_; }
+  int max_logit_rows() const { return max_logit_rows_; }
+  size_t workspace_bytes() const;
+
+  // Room for a linear op's input in the forms its kernels read; shared by all ops, since they run one after another.
+  const QuantizedRows& quantized() const { return quantized_; }
+  uint16_t* bf16_rows() const { return reinterpret_cast<uint16_t*>(bf16_rows_->data()); }
+
+ private:
+  struct Buffer {
+    int width;
+    bool logit_rows;
+    std::unique_ptr<Memory> memory;
+  };
+
+  void reserve_inputs(int k);
+  void check(const Step& step) const;
+
+  ThreadPool& pool_;
+  const Kernels& kernels_;
+  int max_rows_, max_logit_rows_;
+  int vocab_size_ = 0, max_context_ = INT_MAX, block_size_ = 1, num_blocks_ = 0;  // of the tables and caches the ops read
+  std::vector<Buffer> buffers_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::unique_ptr<std::atomic<int>[]> next_;
+  int reserved_k_ = 0;
+  std::unique_ptr<Memory> quantized_memory_, bf16_rows_;
+  QuantizedRows quantized_{};
+};
+
+}  // namespace headway

@@ -1,0 +1,67 @@
+// Operations on one row: each result depends on that row alone, in one fixed order of additions.
+#pragma once
+#include "simd.hpp"
+#include "types.hpp"
+
+namespace headway::HEADWAY_ISA {
+
+// Calls f(lanes, count) for 16 values at a time and once, zero-filled, for what is left.
+template <class F> inline void for_lanes(int width, F f) {
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes) f(i, kLanes);
+  if (i < width) f(i, width - i);
+}
+
+inline f32x16 load_part(const float* p, int count) {
+  if (count == kLanes) return load<f32x16>(p);
+  f32x16 v = {};
+  std::memcpy(&v, p, size_t(count) * sizeof(float));
+  return v;
+}
+
+inline void store_part(float* p, f32x16 v, int count) {
+  if (count == kLanes) store(p, v);
+  else std::memcpy(p, &v, size_t(count) * sizeof(float));
+}
+
+inline void rms_norm(const float* x, const float* weight, int d, float eps, float* y) {
+  f32x16 squares = {};
+  for_lanes(d, [&](int i, int count) { f32x16 v = load_part(x + i, count); squares = fma(v, v, squares); });
+  const float inverse = 1.0f / __builtin_sqrtf(reduce_add(squares) / float(d) + eps);
+  for_lanes(d, [&](int i, int count) {
+    store_part(y + i, load_part(x + i, count) * inverse * load_part(weight + i, count), count);
+  });
+}
+
+// Half-split rotation: pairs (i, i + d/2); table holds d/2 cosines, then d/2 sines.
+inline void rope(const float* x, const float* table, int d, float* y) {
+  const int half = d / 2;
+  for_lanes(half, [&](int i, int count) {
+    const f32x16 a = load_part(x + i, count), b = load_part(x + half + i, count);
+    const f32x16 c = load_part(table + i, count), s = load_part(table + half + i, count);
+    store_part(y + i, a * c - b * s, count);
+    store_part(y + half + i, b * c + a * s, count);
+  });
+}
+
+inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+
+// tanh(u) = 2 sigmoid(2u) - 1, so 0.5 x (1 + tanh(u)) = x sigmoid(2u).
+inline f32x16 gelu_tanh(f32x16 x) {
+  const f32x16 u = 0.7978845608028654f * fma(x * x * x, splat(0.044715f), x);
+  return x * sigmoid(2.0f * u);
+}
+
+inline void gated(const float* gate, const float* up, int width, Activation kind, float* y) {
+  for_lanes(width, [&](int i, int count) {
+    const f32x16 g = load_part(gate + i, count);
+    const f32x16 activated = kind == Activation::silu ? g * sigmoid(g) : gelu_tanh(g);
+    store_part(y + i, activated * load_part(up + i, count), count);
+  });
+}
+
+inline void add(const float* x, const float* y, int width, float* out) {
+  for_lanes(width, [&](int i, int count) { store_part(out + i, load_part(x + i, count) + load_part(y + i, count), count); });
+}
+
+}  // namespace headway::HEADWAY_ISA
