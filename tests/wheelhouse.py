@@ -4,11 +4,12 @@ import hashlib
 import random
 import shutil
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 from headway.model.catalogue import CatalogueEntry, Licence, WheelMember
 
-TERMS = b"<html><head><title>t</title></head><body>menu<article><p>Be <b>kind</b>.</p><p>Always.</p></article></body></html>"
+TERMS = b"<html><head><title>t</title></head>menu<article><p>Be <b>kind</b>.</p><p>Always.</p></article></html>"
 
 
 def random_bytes(size: int, seed: int) -> bytes:
@@ -22,7 +23,7 @@ def sha256(data: bytes) -> str:
 class Wheelhouse:
     """A folder of wheels. ``pip`` stands in for ``headway.model.wheels.run_pip``.
 
-    ``requests`` lists what was asked for; a requirement in ``failures`` answers with that exit status and output instead.
+    ``requests`` lists what was asked for; one in ``failures`` answers with that exit status and output instead.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,9 +39,12 @@ class Wheelhouse:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in members.items():
                 archive.writestr(name, data)
-            archive.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
             archive.writestr(
-                f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+                f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            )
+            archive.writestr(
+                f"{stem}.dist-info/WHEEL",
+                "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             )
             archive.writestr(f"{stem}.dist-info/RECORD", "")
         return path
@@ -50,10 +54,13 @@ class Wheelhouse:
         size = self.add(package, {name: data}).stat().st_size
         return WheelMember(package, "1.0", size, name, len(data), sha256(data))
 
-    def entry(self, name: str = "tiny", parts: int = 1, part_size: int = 4000, terms: bool = False) -> CatalogueEntry:
-        """A model of random bytes in ``parts`` wheels, pinned."""
-        data = [random_bytes(part_size, seed) for seed in range(parts)]
-        whole = b"".join(data)
+    def entry(
+        self, name: str = "tiny", parts: int = 1, part_size: int = 4000, terms: bool = False, content: bytes = b""
+    ) -> CatalogueEntry:
+        """A pinned model in ``parts`` wheels: ``content``, or random bytes."""
+        content = content or b"".join(random_bytes(part_size, seed) for seed in range(parts))
+        cuts = [len(content) * i // parts for i in range(parts + 1)]
+        data = [content[start:end] for start, end in pairwise(cuts)]
         licence_terms = (self.member(f"{name}-terms", "terms/TERMS.html", TERMS),) if terms else ()
         return CatalogueEntry(
             name=name,
@@ -61,8 +68,8 @@ class Wheelhouse:
             source="nowhere",
             revision=f"{name} 1.0",
             file=f"{name}.gguf",
-            size=len(whole),
-            sha256=sha256(whole),
+            size=len(content),
+            sha256=sha256(content),
             licence=Licence("Kind Licence", "https://example.org/kind", licence_terms),
             parts=tuple(self.member(f"{name}-part{i}", f"data/{name}.part{i}", part) for i, part in enumerate(data)),
         )

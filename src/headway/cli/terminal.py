@@ -50,12 +50,19 @@ class TerminalProgress:
         if self.console.is_terminal:
             self._draw(label, done, total)
         elif label != self._last:
-            self.console.print(f"{label} ({format_bytes(total)})" if total else label, highlight=False, soft_wrap=True)
+            self.console.print(
+                f"{label} ({format_bytes(total)})" if total else label, highlight=False, markup=False, soft_wrap=True
+            )
         self._last = label
 
     def _draw(self, label: str, done: int, total: int) -> None:
         if self._bars is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+            )
             self._bars = Progress(*columns, console=self.console)
             self._bars.start()
         if label not in self._tasks:

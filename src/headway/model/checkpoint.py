@@ -1,6 +1,6 @@
 """A model on disk, whichever its form: one GGUF file, or a folder of safetensors with config.json and tokenizer.json.
 
-    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_files()
+    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_source()
 
 Opening reads headers and configuration only; ``weights()`` checks every tensor and then reads lazily.
 """
@@ -10,25 +10,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from headway.errors import CheckpointError, ModelNotFound
 from headway.model.architecture import Architecture, ModelWeights
 from headway.model.config_reader import ConfigReader
-from headway.model.digest import files_sha256
 from headway.model.gguf import GGUFFile, is_gguf, read_gguf
 from headway.model.gguf_config import ROPE_DIVISORS, gguf_architecture
 from headway.model.hf_config import hf_architecture
 from headway.model.safetensors import read_safetensors_folder
-from headway.model.strict_json import read_bytes, read_json
+from headway.model.strict_json import read_json
 from headway.model.tensor import StoredTensor
 from headway.model.tensor_names import GGUF_NAMES, hf_names
+from headway.model.tokenizer_files import TokenizerFiles, folder_tokenizer, gguf_tokenizer
 from headway.model.weight_reader import WeightReader, num_parameters
-
-MAX_TOKENIZER_BYTES = 256 << 20
-MAX_TEMPLATE_BYTES = 1 << 20
 
 # Hugging Face tensors that are no parameters: old files hold the rope frequencies, which the configuration determines.
 _DERIVED_BUFFERS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -47,28 +43,14 @@ _SAMPLING_KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    """What a tokenizer is built from. ``kind`` "json": ``tokenizer_json`` and ``tokenizer_config``
-    (special_tokens_map.json beneath tokenizer_config.json); "gguf": ``gguf_metadata``, the keys that begin with
-    "tokenizer."."""
-
-    kind: str
-    tokenizer_json: bytes | None
-    tokenizer_config: dict[str, Any]
-    gguf_metadata: dict[str, object]
-    chat_template: str | None
-
-
 @dataclass(slots=True)
 class Checkpoint:
     """``generation_defaults`` are the sampling parameters the model's makers recommend, by their names in
-    SamplingParams. ``files`` hold the weights and the configuration."""
+    SamplingParams; ``quantisation`` is the format most weights are in. ``gguf`` is None for a folder."""
 
     path: Path
     architecture: Architecture
     tensors: dict[str, StoredTensor]
-    files: tuple[Path, ...]
     generation_defaults: dict[str, float | int]
     quantisation: str
     gguf: GGUFFile | None = None
@@ -92,16 +74,8 @@ class Checkpoint:
             unneeded.add("lm_head.weight")  # a copy of the embedding: _is_tied has compared them
         return reader.read(frozenset(unneeded))
 
-    def tokenizer_files(self) -> TokenizerFiles:
-        if self.gguf is None:
-            return _folder_tokenizer(self.path)
-        metadata = {key: value for key, value in self.gguf.metadata.items() if key.startswith("tokenizer.")}
-        template = metadata.get("tokenizer.chat_template")
-        return TokenizerFiles("gguf", None, {}, metadata, template if isinstance(template, str) else None)
-
-    def digest(self) -> str:
-        """SHA-256 of the GGUF file; of a folder, of its weights and config.json together (see ``files_sha256``)."""
-        return files_sha256(self.files)
+    def tokenizer_source(self) -> TokenizerFiles:
+        return gguf_tokenizer(self.gguf.metadata) if self.gguf is not None else folder_tokenizer(self.path)
 
     def close(self) -> None:
         """Forgets the tensors. The file stays mapped only while weights that were read from it live."""
@@ -131,7 +105,6 @@ def _open_gguf(path: Path) -> Checkpoint:
         path=path,
         architecture=gguf_architecture(gguf),
         tensors=gguf.tensors,
-        files=(path,),
         generation_defaults=_sampling_defaults(sampling, {key: name for name, key in _SAMPLING_KEYS}),
         quantisation=file_type if file_type.startswith(label) else label,
         gguf=gguf,
@@ -145,13 +118,12 @@ def _open_folder(folder: Path) -> Checkpoint:
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     architecture = hf_architecture(read_json(config_file), generation, str(config_file))
-    tensors, files = read_safetensors_folder(folder)
+    tensors = read_safetensors_folder(folder)
     sampling = ConfigReader(generation, str(generation_file))
     return Checkpoint(
         path=folder,
         architecture=replace(architecture, tied_embeddings=_is_tied(architecture, tensors)),
         tensors=tensors,
-        files=(config_file, *files),
         generation_defaults=_sampling_defaults(sampling, {name: name for name, _ in _SAMPLING_KEYS}),
         quantisation=dominant_format(tensors),
     )
@@ -183,39 +155,3 @@ def _sampling_defaults(reader: ConfigReader, names: dict[str, str]) -> dict[str,
         if reader.get(key) is not None:
             defaults[name] = reader.integer(key, low=-1) if name == "top_k" else reader.number(key)
     return defaults
-
-
-def _folder_tokenizer(folder: Path) -> TokenizerFiles:
-    tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.exists():
-        raise CheckpointError(
-            f"{tokenizer_file}: is missing; save it beside the weights (AutoTokenizer's save_pretrained writes it)"
-        )
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            config |= read_json(folder / name)
-    return TokenizerFiles(
-        kind="json",
-        tokenizer_json=read_bytes(tokenizer_file, MAX_TOKENIZER_BYTES),
-        tokenizer_config=config,
-        gguf_metadata={},
-        chat_template=_folder_chat_template(folder, config),
-    )
-
-
-def _folder_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else chat_template.json, else the tokenizer's configuration: a text, or several by name, of
-    which the one called "default" counts."""
-    if (folder / "chat_template.jinja").exists():
-        try:
-            return read_bytes(folder / "chat_template.jinja", MAX_TEMPLATE_BYTES).decode()
-        except UnicodeDecodeError:
-            raise CheckpointError(f"{folder / 'chat_template.jinja'}: not UTF-8 text") from None
-    template = config.get("chat_template")
-    if (folder / "chat_template.json").exists():
-        template = read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None

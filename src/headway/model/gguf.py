@@ -8,7 +8,8 @@
     data
 
 Every count and length is held against the bytes that are left before anything is made of it, so a hostile header costs
-no more time or memory than its own size. Source: the GGUF specification in the ggml repository (docs/gguf.md)."""
+no more time or memory than its own size. Source: the GGUF specification in the ggml repository (docs/gguf.md).
+"""
 
 import mmap
 import struct
@@ -86,8 +87,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Raises CheckpointError for a damaged or hostile file, UnsupportedModel for a sound one with formats we do not
-    know."""
+    """Raises CheckpointError for a damaged or hostile file, UnsupportedModel for formats we do not read."""
     data = map_file(path)
     header = _Header(path, data)
     num_tensors, num_entries = _read_preamble(header)

@@ -1,7 +1,8 @@
 """config.json and generation_config.json of a Hugging Face folder -> Architecture.
 
 What a missing key means is what transformers' own configuration classes take it for. A feature that is asked for and
-not built here is refused by name; so are model types and rope scalings we do not know."""
+not built here is refused by name; so are model types and rope scalings we do not know.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

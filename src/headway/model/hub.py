@@ -44,7 +44,9 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_NAME = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[^:\\]+\.gguf))?")
+_NAME = re.compile(
+    r"hf:(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class HubName:
     @classmethod
     def parse(cls, name: str) -> "HubName":
         match = _NAME.fullmatch(name)
-        if match is None or ".." in PurePosixPath(match["file"] or "").parts:
+        if match is None or not _stays_inside(match["file"] or ""):
             raise ModelNotFound(
                 f"{name!r} does not name a model on a hub: write hf:org/name, hf:org/name@revision, or "
                 "hf:org/name:file.gguf for one GGUF file of it"
@@ -91,7 +93,7 @@ def _model_info(wanted: HubName) -> "ModelInfo":
 
 def _fetch(name: str, wanted: HubName, info: "ModelInfo", store: ModelStore, progress: Progress) -> Manifest:
     """Each commit has a folder of its own, so that a newer one never changes files in use."""
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    siblings = {file.rfilename: file for file in info.siblings or () if _stays_inside(file.rfilename)}
     weights, others = choose_files(wanted, list(siblings))
     chosen = [siblings[file] for file in weights + others]
     commit = str(info.sha)
@@ -147,6 +149,11 @@ def _safetensors(files: list[str]) -> list[str]:
         return ["model.safetensors"]
     found = sorted(file for file in files if file.endswith(".safetensors") and "/" not in file)
     return [file for file in found if _SHARD.fullmatch(file)] or found
+
+
+def _stays_inside(file: str) -> bool:
+    path = PurePosixPath(file)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _list_ggufs(files: list[str]) -> str:

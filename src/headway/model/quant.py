@@ -1,9 +1,9 @@
-"""From a stored tensor to a matrix: quantised blocks become integers, scales and minimums, exactly; dense data stays a
-view.
+"""From a stored tensor to a matrix: blocks become integers, scales and minimums, exactly; dense data stays a view.
 
 The block layouts are those of GGML (ggml-common.h). In all of them a block holds 32 or 256 consecutive weights of a
 row, scales first or last, and the integers in bit fields. Bytes carry fields from their lowest bits up: in a 4-bit run
-of w bytes, the low nibbles are weights 0 .. w - 1 and the high nibbles weights w .. 2w - 1."""
+of w bytes, the low nibbles are weights 0 .. w - 1 and the high nibbles weights w .. 2w - 1.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

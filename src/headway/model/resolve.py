@@ -120,16 +120,22 @@ def _resolved(manifest: Manifest, store: ModelStore) -> ResolvedModel:
 
 def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool = False) -> ResolvedModel:
     path = Path(name).expanduser()
-    weights = _weight_files(path) if name and path.exists() else []
-    if not weights:
+    try:
+        weights = _weight_files(path) if name and path.exists() else []
+        digests = {file.name: store.digest_of(file, progress, rehash) for file in weights}
+    except OSError as error:
+        raise ModelNotFound(f"cannot read {name!r}: {error.strerror}; check the path and its permissions") from error
+    if not digests:
         raise _not_found(name)
-    digest = combined_digest({file.name: store.digest_of(file, progress, rehash) for file in weights})
+    digest = combined_digest(digests)
     return ResolvedModel(name, path, f"sha256:{digest[:12]}", digest, "", str(path.resolve()))
 
 
 def _weight_files(path: Path) -> list[Path]:
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
+        from headway.model.gguf import is_gguf  # brings NumPy, which finding a cached model does not need
+
+        if path.suffix.lower() != ".gguf" and not is_gguf(path):
             raise UnsupportedModel(
                 f"{path} is not a GGUF file: name a .gguf file, or a folder with safetensors files in it"
             )

@@ -1,7 +1,8 @@
 """Rotary position embeddings: frequencies by scaling kind, and the table of cosines and sines that the ops read.
 
 Dimension pair i of a head of width d turns by ``position * theta ** (-2i / d)`` (Su et al., RoFormer,
-arXiv:2104.09864), changed by the scaling kind. Everything is computed in float64 and rounded once."""
+arXiv:2104.09864), changed by the scaling kind. Everything is computed in float64 and rounded once.
+"""
 
 import math
 
@@ -14,8 +15,7 @@ Float64 = NDArray[np.float64]
 
 
 def rope_table(layer: LayerKind, head_dim: int, max_context: int) -> NDArray[np.float32]:
-    """[max_context, head_dim]: at each position head_dim / 2 cosines, then as many sines, times the attention
-    factor."""
+    """[max_context, head_dim]: at each position head_dim / 2 cosines, then as many sines (times yarn's factor)."""
     frequencies, factor = rope_frequencies(layer, head_dim)
     angles = np.arange(max_context)[:, None] * frequencies
     table = np.empty((max_context, head_dim), np.float32)

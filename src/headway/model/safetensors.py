@@ -3,7 +3,8 @@
     header length u64, little-endian | header: JSON | data
 
 The header maps each tensor's name to ``{"dtype", "shape", "data_offsets": [start, end]}``, offsets within the data. As
-in the format's own specification, tensors must cover the data exactly: no holes, no overlap, nothing after."""
+in the format's own specification, tensors must cover the data exactly: no holes, no overlap, nothing after.
+"""
 
 import re
 from collections.abc import Mapping
@@ -23,25 +24,24 @@ _DTYPES = ("F32", "F16", "BF16")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 
 
-def read_safetensors_folder(folder: Path) -> tuple[dict[str, StoredTensor], tuple[Path, ...]]:
-    """(tensors by name, the files they are in). Index and shards must name the same tensors."""
+def read_safetensors_folder(folder: Path) -> dict[str, StoredTensor]:
+    """Tensors by name, from one file or from shards; the index and the shards must name the same tensors."""
     if (folder / SINGLE_FILE).exists():
-        return read_safetensors(folder / SINGLE_FILE), (folder / SINGLE_FILE,)
+        return read_safetensors(folder / SINGLE_FILE)
     if not (folder / INDEX_FILE).exists():
         raise ModelNotFound(
             f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Checkpoints are read from safetensors or GGUF "
             "only; convert others (pickled .bin or .pth files are never opened)"
         )
     tensors: dict[str, StoredTensor] = {}
-    shards = _shards(folder / INDEX_FILE)
-    for file, names in shards.items():
+    for file, names in _shards(folder / INDEX_FILE).items():
         shard = read_safetensors(folder / file)
         if shard.keys() != names:
             name = min(shard.keys() ^ names)
             place = f"is in {file} but not listed for it" if name in shard else f"is listed for {file} but not in it"
             raise CheckpointError(f"{folder / INDEX_FILE}: tensor {name!r} {place}; get a sound copy of the folder")
         tensors |= shard
-    return tensors, tuple(folder / file for file in shards)
+    return tensors
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
@@ -58,8 +58,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Raises CheckpointError for a damaged or hostile file, UnsupportedModel for a dtype other than F32, F16 and
-    BF16."""
+    """Raises CheckpointError for a damaged or hostile file, UnsupportedModel for a dtype we do not read."""
     mapped = map_file(path)
     size = int.from_bytes(mapped[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(mapped) - 8):

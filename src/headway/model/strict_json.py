@@ -25,8 +25,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """The object in ``data``; CheckpointError when it is not UTF-8, not one JSON object, too deep or has a key
-    twice."""
+    """The object in ``data``; CheckpointError when it is not one JSON object, is too deep or has a key twice."""
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique_keys)
     except RecursionError:

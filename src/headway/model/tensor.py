@@ -1,5 +1,4 @@
-"""A tensor as it lies in a checkpoint file, whichever the file format: a name, a shape, a storage format and raw
-bytes."""
+"""A tensor as it lies in a checkpoint, whichever the file format: a name, a shape, a storage format and raw bytes."""
 
 import math
 import mmap
@@ -15,8 +14,7 @@ from headway.errors import CheckpointError, ModelNotFound
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """``block_size`` weights of a row are stored together in ``block_bytes`` bytes. Dense formats have blocks of
-    one."""
+    """``block_size`` weights of a row share ``block_bytes`` bytes; dense formats have blocks of one."""
 
     name: str
     block_size: int

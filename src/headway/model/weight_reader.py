@@ -1,5 +1,4 @@
-"""From stored tensors to ``ModelWeights``: every parameter found and of the right shape, every tensor used, or an
-error."""
+"""From stored tensors to ``ModelWeights``: every parameter found, in the right shape, and every tensor used."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -109,7 +109,15 @@ def read_member(wheel: Path, member: WheelMember) -> Iterator[bytes]:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
                 yield chunk
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        NotImplementedError,
+        OSError,
+        ValueError,
+    ) as error:
         raise DownloadError(f"{wheel.name} is damaged ({error}); fetch it again") from error
     check_digest(f"{member.member} in {wheel.name}", digest.hexdigest(), member.sha256)
 
