@@ -27,7 +27,7 @@ from headway.server.openapi import request_body
 from headway.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headway.server.readiness import ProgressProbe
 from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead, dumps, usage_body
-from headway.server.sampling import effective_sampling
+from headway.engine.sampling_defaults import effective_sampling
 from headway.server.streaming import EventStream, events
 
 Endpoint = Callable[..., Awaitable[Response]]

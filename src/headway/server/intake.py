@@ -13,7 +13,7 @@ from headway.errors import InvalidRequest
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
-from headway.server.sampling import NEUTRAL, effective_sampling
+from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
 
 OFF_LOOP_CHARS = 4096  # longer text is tokenised in a thread: it would hold up the other streams
 

@@ -1,0 +1,66 @@
+"""A conversation with an engine in this process, one answer at a time."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headway.config import SamplingDefaults
+from headway.core.request import FinishReason, SamplingParams
+from headway.engine.async_engine import AsyncEngine
+from headway.engine.generation import GenerationRequest
+from headway.engine.sampling_defaults import effective_sampling
+from headway.errors import EngineStopped
+
+
+class Conversation:
+    """Owns the messages so far. A question that gets no answer leaves no trace in them."""
+
+    def __init__(self, engine: AsyncEngine, sampling: SamplingParams, system: str = "") -> None:
+        self._engine = engine
+        self._sampling = sampling
+        self._start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._start)
+
+    def reset(self) -> None:
+        self._messages = list(self._start)
+
+    async def ask(self, question: str, show: Callable[[str], None]) -> FinishReason:
+        """Streams the answer to ``show``. Cancelling the task stops it: the part so far stays, and ABORT is returned."""
+        messages = [*self._messages, {"role": "user", "content": question}]
+        pieces: list[str] = []
+
+        def keep(text: str) -> None:
+            pieces.append(text)
+            show(text)
+
+        reason = await stream_answer(self._engine, self._prompt(messages), self._sampling, keep)
+        self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+        return reason
+
+    def _prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        template = self._engine.chat_template
+        if template is None:
+            # A base model goes on from the text; there are no turns to mark.
+            return self._engine.tokenizer.encode("\n".join(message["content"] for message in messages))
+        return template.prompt_ids(messages)
+
+
+async def stream_answer(
+    engine: AsyncEngine, prompt: list[int], sampling: SamplingParams, show: Callable[[str], None]
+) -> FinishReason:
+    """Gives each piece of the answer to ``show``. Cancelling the task ends it with ABORT."""
+    try:
+        stream = await engine.submit(GenerationRequest(tuple(prompt), sampling))
+        async for delta in stream:
+            show(delta.text)
+            if delta.finish_reason is not None:
+                return delta.finish_reason
+    except asyncio.CancelledError:
+        return FinishReason.ABORT
+    raise EngineStopped("the engine dropped the answer before its end")
+
+
+def sampling_params(engine: AsyncEngine, defaults: SamplingDefaults, **asked: Any) -> SamplingParams:
+    """The sampling of a command: its options, else the settings, else the model's own."""
+    chosen = effective_sampling(asked, defaults, engine.generation_defaults)
+    return SamplingParams(**{**asked, **chosen, "top_k": int(chosen["top_k"])})
