@@ -9,14 +9,21 @@ from headway.core.request import FinishReason, SamplingParams
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.generation import GenerationRequest
 from headway.engine.sampling_defaults import effective_sampling
-from headway.errors import EngineStopped
+from headway.errors import EngineStopped, UnsupportedModel
 
 
 class Conversation:
-    """Owns the messages so far. A question that gets no answer leaves no trace in them."""
+    """Owns the messages so far. A question that gets no answer leaves no trace in them.
+
+    Raises UnsupportedModel for a model without a chat template.
+    """
 
     def __init__(self, engine: AsyncEngine, sampling: SamplingParams, system: str = "") -> None:
+        if engine.chat_template is None:
+            name = engine.card.name
+            raise UnsupportedModel(f"{name} has no chat template: let it go on from a text with `headway run {name}`")
         self._engine = engine
+        self._template = engine.chat_template
         self._sampling = sampling
         self._start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._start)
@@ -25,7 +32,7 @@ class Conversation:
         self._messages = list(self._start)
 
     async def ask(self, question: str, show: Callable[[str], None]) -> FinishReason:
-        """Streams the answer to ``show``. Cancelling the task stops it: the part so far stays, and ABORT is returned."""
+        """Streams the answer to ``show``. Cancelling the task stops it with ABORT; the part so far is kept."""
         messages = [*self._messages, {"role": "user", "content": question}]
         pieces: list[str] = []
 
@@ -33,16 +40,10 @@ class Conversation:
             pieces.append(text)
             show(text)
 
-        reason = await stream_answer(self._engine, self._prompt(messages), self._sampling, keep)
+        prompt = self._template.prompt_ids(messages)
+        reason = await stream_answer(self._engine, prompt, self._sampling, keep)
         self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         return reason
-
-    def _prompt(self, messages: list[dict[str, Any]]) -> list[int]:
-        template = self._engine.chat_template
-        if template is None:
-            # A base model goes on from the text; there are no turns to mark.
-            return self._engine.tokenizer.encode("\n".join(message["content"] for message in messages))
-        return template.prompt_ids(messages)
 
 
 async def stream_answer(

@@ -64,7 +64,9 @@ SERVER_SETTINGS = (
     Setting("server.port", "--port", int, "Port to listen on; 0: any free one."),
 )
 CONFIG_FILE = typer.Option(None, "--config", envvar="HEADWAY_CONFIG", help="A TOML file of settings.")
-OTHER_SETTINGS = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting, such as scheduler.max_batch_rows=32.")
+OTHER_SETTINGS = typer.Option(
+    None, "--set", metavar="NAME=VALUE", help="Any setting, such as scheduler.max_batch_rows=32."
+)
 
 
 def configured(*settings: Setting) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -87,9 +89,7 @@ def configured(*settings: Setting) -> Callable[[Callable[..., None]], Callable[.
             with error_exit():
                 overrides = {s.name: arguments.pop(_python_name(s.flag)) for s in settings}
                 overrides["model.name"] = arguments.get("model")
-                config = resolve_config(
-                    arguments.pop("config_file"), overrides, arguments.pop("other_settings") or []
-                )
+                config = resolve_config(arguments.pop("config_file"), overrides, arguments.pop("other_settings") or [])
                 arguments.pop("model", None)
                 command(config=config, **arguments)
 

@@ -54,15 +54,12 @@ def print_start(card: ModelCard, report: StartupReport, url: str, has_chat: bool
 
 
 def start_facts(card: ModelCard, report: StartupReport, url: str) -> list[tuple[str, str]]:
-    pool_tokens = report.num_blocks * report.block_size
+    blocks = f"{report.num_blocks} blocks of {report.block_size} = {report.num_blocks * report.block_size} tokens"
     return [
         ("model", f"{card.name} ({card.family}, {card.num_parameters / 1e6:.0f}M parameters), {card.quantisation}"),
         ("weights", format_bytes(report.weights_bytes)),
         ("workspace", format_bytes(report.workspace_bytes)),
-        (
-            "KV pool",
-            f"{format_bytes(report.kv_bytes)} = {report.num_blocks} blocks of {report.block_size} = {pool_tokens} tokens",
-        ),
+        ("KV pool", f"{format_bytes(report.kv_bytes)} = {blocks}"),
         ("context", f"{report.max_context} tokens"),
         ("threads", f"{report.threads}, {report.isa} kernels"),
         ("ready in", f"{report.load_s:.1f} s"),

@@ -25,15 +25,20 @@ class Detokenizer:
         self._decoder = _new_decoder("replace")
         at_start = not prompt_token_ids or tokenizer.is_special(prompt_token_ids[-1])
         self._strip_space = tokenizer.strips_space and at_start
+        self.last_bytes = b""  # what the last token pushed adds to the text
 
     def push(self, token_id: int) -> str:
+        self.last_bytes = self._bytes_of(token_id)
+        return self._decoder.decode(self.last_bytes)
+
+    def _bytes_of(self, token_id: int) -> bytes:
         if self._skip_special_tokens and self._is_special(token_id):
-            return ""
+            return b""
         data = self._token_bytes(token_id)
         if self._strip_space and data:
             self._strip_space = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        return data
 
     def finish(self) -> str:
         """What was held: U+FFFD for a character cut off by the end."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from headway import __version__
 from headway.config import ServerConfig
+from headway.engine.sampling_defaults import effective_sampling
 from headway.errors import InvalidRequest
 from headway.observe.metrics import Metrics
 from headway.server import errors
@@ -27,7 +28,6 @@ from headway.server.openapi import request_body
 from headway.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headway.server.readiness import ProgressProbe
 from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead, dumps, usage_body
-from headway.engine.sampling_defaults import effective_sampling
 from headway.server.streaming import EventStream, events
 
 Endpoint = Callable[..., Awaitable[Response]]

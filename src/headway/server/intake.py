@@ -9,11 +9,11 @@ from typing import Any
 from headway.config import LimitsConfig, SamplingDefaults
 from headway.core.request import SamplingParams
 from headway.engine.generation import GenerationRequest
+from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
 from headway.errors import InvalidRequest
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
-from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
 
 OFF_LOOP_CHARS = 4096  # longer text is tokenised in a thread: it would hold up the other streams
 
