@@ -1,7 +1,11 @@
 """A process that serves a fake engine: prints its port, exits as a real one does."""
 
-from fake_engine import FakeEngine
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fake_engine import FakeEngine
 from headway.config import ServerConfig
 from headway.server.app import create_app
 from headway.server.serve import bind, serve

@@ -30,7 +30,7 @@ PASTE_GAP_S = 0.05  # lines that follow each other faster than this were pasted,
 @configured(*ENGINE_SETTINGS)
 def chat(
     model: Annotated[
-        str | None, typer.Argument(help="A catalogue name, hf:org/name[@revision], or a path.", show_default=False)
+        str | None, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.", show_default=False)
     ] = None,
     *,
     max_tokens: MaxTokens = None,

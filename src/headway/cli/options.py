@@ -29,6 +29,7 @@ class Setting:
     flag: str
     kind: Any
     help: str
+    metavar: str | None = None
 
     @property
     def environment_variable(self) -> str:
@@ -37,7 +38,13 @@ class Setting:
     def parameter(self) -> inspect.Parameter:
         parser = self.kind if inspect.isfunction(self.kind) else None
         option = typer.Option(
-            None, self.flag, envvar=self.environment_variable, help=self.help, parser=parser, show_default=False
+            None,
+            self.flag,
+            envvar=self.environment_variable,
+            help=self.help,
+            parser=parser,
+            metavar=self.metavar,
+            show_default=False,
         )
         annotation = self.kind if parser is None else Any
         return _keyword(_python_name(self.flag), annotation | None if parser is None else annotation, option)
@@ -55,7 +62,7 @@ ENGINE_SETTINGS = (
     Setting("model.cache_dir", "--cache", str, "Where models are kept."),
     Setting("model.accept_licence", "--accept-licence", bool, "Accept the model's licence."),
     Setting("model.max_context", "--max-context", int, "Longest sequence in tokens; 0: what the model was made for."),
-    Setting("cache.memory_bytes", "--kv-memory", parse_bytes, "Memory for the KV cache, such as 512M or 2G."),
+    Setting("cache.memory_bytes", "--kv-memory", parse_bytes, "Memory for the KV cache: 512M, 2G.", "SIZE"),
     Setting("runtime.threads", "--threads", int, "Threads that compute; 0: one for each core."),
     Setting("runtime.backend", "--backend", str, "native, or reference (slow, to check against)."),
 )
@@ -64,9 +71,7 @@ SERVER_SETTINGS = (
     Setting("server.port", "--port", int, "Port to listen on; 0: any free one."),
 )
 CONFIG_FILE = typer.Option(None, "--config", envvar="HEADWAY_CONFIG", help="A TOML file of settings.")
-OTHER_SETTINGS = typer.Option(
-    None, "--set", metavar="NAME=VALUE", help="Any setting, such as scheduler.max_batch_rows=32."
-)
+OTHER_SETTINGS = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting: scheduler.max_batch_rows=32.")
 
 
 def configured(*settings: Setting) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -20,7 +20,7 @@ System = Annotated[str, typer.Option("--system", help="Instructions put before t
 
 @configured(*ENGINE_SETTINGS)
 def run(
-    model: Annotated[str, typer.Argument(help="A catalogue name, hf:org/name[@revision], or a path.")],
+    model: Annotated[str, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.")],
     prompt: Annotated[str | None, typer.Argument(help="The question; standard input if left out.")] = None,
     *,
     max_tokens: MaxTokens = None,

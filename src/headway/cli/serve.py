@@ -17,7 +17,7 @@ from headway.model.progress import format_bytes
 @configured(*SERVER_SETTINGS, *ENGINE_SETTINGS)
 def serve(
     model: Annotated[
-        str | None, typer.Argument(help="A catalogue name, hf:org/name[@revision], or a path.", show_default=False)
+        str | None, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.", show_default=False)
     ] = None,
     *,
     config: Config,

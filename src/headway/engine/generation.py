@@ -73,6 +73,7 @@ class GenerationResult:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class StartupReport:
     """What loading came to. ``load_s`` counts from the settings to an engine that is ready."""
 
