@@ -9,11 +9,12 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """One answer's text as its tokens arrive: what ``push`` and ``finish`` return, joined, is ``decode`` of all its ids.
+    """One answer's text as its tokens arrive: what ``push`` and ``finish`` return, joined, is ``decode`` of all its
+    ids.
 
     Bytes that may become a character are held until they do; those that cannot become one are U+FFFD. With
-    ``prompt_token_ids`` the answer goes on from a prompt, so its first space is its own unless a control token stands before.
-    Costs a constant time a token.
+    ``prompt_token_ids`` the answer goes on from a prompt, so its first space is its own unless a control token stands
+    before. Costs a constant time a token.
     """
 
     def __init__(

@@ -15,14 +15,16 @@ _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerSpec:
-    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for one that contradicts itself."""
+    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for one that contradicts
+    itself.
+    """
     model = metadata.get(_PREFIX + "model")
     if model == "gpt2":
         return _Reader(metadata).byte_level_bpe()
     if model == "llama":
         return _Reader(metadata).sentencepiece()
     raise UnsupportedModel(
-        f"this GGUF file has a tokenizer of kind {model!r}; known kinds are gpt2 (byte-level BPE) and llama (SentencePiece)."
+        f"this GGUF file has a tokenizer of kind {model!r}; known are gpt2 (byte-level BPE) and llama (SentencePiece)."
     )
 
 
@@ -49,7 +51,7 @@ class _Reader:
         encoder.pre_tokenizer = scheme.pre_tokenizer
         if scheme.nfc:
             encoder.normalizer = normalizers.NFC()
-        return self._spec(encoder, byte_level=True, adds_bos=scheme.adds_bos, strips_space=False)
+        return self._spec(encoder, byte_level=True, adds_bos=scheme.adds_bos, adds_space=False)
 
     def sentencepiece(self) -> TokenizerSpec:
         scores = self._list("scores")
@@ -63,16 +65,14 @@ class _Reader:
             byte_fallback=bool(self._ids(TokenKind.BYTE)),
         )
         encoder = Encoder(model)
-        add_space = bool(self._get("add_space_prefix", True))
-        replace = normalizers.Replace(" ", "\u2581")
-        encoder.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if add_space else replace
-        return self._spec(encoder, byte_level=False, adds_bos=True, strips_space=add_space)
+        encoder.normalizer = normalizers.Replace(" ", "\u2581")
+        adds_space = bool(self._get("add_space_prefix", True))
+        return self._spec(encoder, byte_level=False, adds_bos=True, adds_space=adds_space)
 
-    def _spec(self, encoder: Encoder, *, byte_level: bool, adds_bos: bool, strips_space: bool) -> TokenizerSpec:
+    def _spec(self, encoder: Encoder, *, byte_level: bool, adds_bos: bool, adds_space: bool) -> TokenizerSpec:
         user_defined = [self._tokens[token_id] for token_id in self._ids(TokenKind.USER_DEFINED)]
-        # SentencePiece finds these after spaces became U+2581, which only works here where no prefix space is added.
-        normalized = not byte_level and not strips_space
-        encoder.add_tokens([AddedToken(token, normalized=normalized) for token in user_defined])
+        # SentencePiece finds these after spaces became U+2581; byte-level vocabularies in the text as it came.
+        encoder.add_tokens([AddedToken(token, normalized=not byte_level) for token in user_defined])
         control = self._ids(TokenKind.CONTROL) + self._ids(TokenKind.UNKNOWN)
         bos, eos = self._id("bos"), self._id("eos")
         ends = (eos, self._id("eot"), self._id("eom"))
@@ -81,7 +81,8 @@ class _Reader:
             encoder=encoder,
             inner_encoder=encoder,
             special_tokens={i: AddedToken(self._tokens[i], normalized=False, special=True) for i in control},
-            strips_space=strips_space,
+            adds_space=adds_space,
+            strips_space=adds_space,
             prefix_ids=(bos,) if bos is not None and self._get("add_bos_token", adds_bos) else (),
             suffix_ids=(eos,) if eos is not None and self._get("add_eos_token", False) else (),
             bos_token_id=bos,
@@ -136,9 +137,9 @@ def _merge(text: str) -> tuple[str, str]:
 def merges_in_order(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Every pair of ``tokens`` that makes another of them. ``tokens`` come best score first, and so do the pairs.
 
-    SentencePiece merges the neighbours whose joined piece scores highest, the leftmost of equals. Merges ranked by the score
-    of what they make give the same result. Pairs that make the same token must be ranked too: where both fit they overlap
-    in a repeated pattern, which merging from the left has left with its longer piece first.
+    SentencePiece merges the neighbours whose joined piece scores highest, the leftmost of equals. Merges ranked by
+    the score of what they make give the same result. Pairs that make the same token must be ranked too: where both
+    fit they overlap in a repeated pattern, which merging from the left has left with its longer piece first.
     """
     known = set(tokens)
     return [

@@ -14,7 +14,9 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def read_json_tokenizer(data: bytes, config: Mapping[str, Any]) -> TokenizerSpec:
-    """Raises CheckpointError for a file that is no tokenizer, UnsupportedModel for one that cannot be decoded exactly."""
+    """Raises CheckpointError for a file that is no tokenizer, UnsupportedModel for one that cannot be decoded
+    exactly.
+    """
     try:
         tree = json.loads(data)
         encoder = Encoder.from_buffer(data)

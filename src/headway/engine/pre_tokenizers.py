@@ -1,7 +1,7 @@
 """How byte-level BPE vocabularies cut text into words before merging, by the name GGUF gives (``tokenizer.ggml.pre``).
 
-The patterns are those of the models' own tokenizer.json. A GGUF file has only the name, so a name that is not here cannot be
-served: another pattern gives other ids, and a model that reads other ids answers nonsense.
+The patterns are those of the models' own tokenizer.json. A GGUF file has only the name, so a name that is not here
+cannot be served: another pattern gives other ids, and a model that reads other ids answers nonsense.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,9 @@ def _gpt2(*before: PreTokenizer) -> PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class BpeScheme:
-    """``whole_words``: a word that is itself a token is taken without merging. ``adds_bos``: unless the file says otherwise."""
+    """``whole_words``: a word that is itself a token is taken without merging. ``adds_bos``: unless the file says
+    otherwise.
+    """
 
     pre_tokenizer: PreTokenizer
     whole_words: bool = False
@@ -58,7 +60,8 @@ def bpe_scheme(name: str | None) -> BpeScheme:
         case "deepseek-coder":
             return BpeScheme(_split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
     raise UnsupportedModel(
-        f"this GGUF file names the pre-tokenizer {name!r}, whose rules are not known here, and guessing them would change "
-        "the model's answers. Known: gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, deepseek-r1-qwen, "
-        "tekken, deepseek-coder. Use a conversion that names one of these, or the model's safetensors with tokenizer.json."
+        f"this GGUF file names the pre-tokenizer {name!r}, whose rules are not known here; a guess would change "
+        "the model's answers. Known: gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, "
+        "deepseek-r1-qwen, tekken, deepseek-coder. Use a conversion that names one of these, or the model's safetensors "
+        "files with tokenizer.json."
     )

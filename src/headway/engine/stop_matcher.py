@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 
 class _Pattern:
-    """Knuth-Morris-Pratt: after each character, the length of the longest prefix of ``text`` that the stream ends with."""
+    """Knuth-Morris-Pratt: after each character, the length of the longest prefix of ``text`` that the stream ends
+    with.
+    """
 
     def __init__(self, text: str) -> None:
         if not text:
@@ -30,8 +32,9 @@ class _Pattern:
 class StopMatcher:
     """Passes text on until one of ``stops`` is complete, and only holds back what may still become one.
 
-    The stop that completes first wins, the longest of those that complete together; so the result does not depend on how
-    the text was cut into pieces. ``matched`` is then that stop, and later text is dropped. Time is linear in the text.
+    The stop that completes first wins, the longest of those that complete together; so the result does not depend on
+    how the text was cut into pieces. ``matched`` is then that stop, and later text is dropped. Time is linear in the
+    text.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:

@@ -40,8 +40,8 @@ def load_tokenizer(files: TokenizerFiles) -> "Tokenizer":
 class Tokenizer:
     """One model's tokenizer. Immutable after construction and safe to share between threads.
 
-    Decoding has one rule for every vocabulary: the bytes of the tokens, joined, read as UTF-8, with U+FFFD for each maximal
-    part that is not UTF-8 (as the WHATWG decoder and Python's ``errors="replace"`` do).
+    Decoding has one rule for every vocabulary: the bytes of the tokens, joined, read as UTF-8, with U+FFFD for each
+    maximal part that is not UTF-8 (as the WHATWG decoder and Python's ``errors="replace"`` do).
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
@@ -56,6 +56,7 @@ class Tokenizer:
         self.is_special = spec.vocabulary.is_special
         self.has_text = spec.vocabulary.has_text
         self._special_ids = list(spec.special_tokens)
+        self._special_contents = [token.content for token in spec.special_tokens.values()]
         self._control_ids = frozenset(spec.vocabulary.ids_of(TokenKind.CONTROL))
         self._splitter = _splitter(spec)
 
@@ -67,7 +68,7 @@ class Tokenizer:
     @property
     def special_texts(self) -> list[str]:
         """How control tokens are written."""
-        return [token.content for token in self._spec.special_tokens.values()]
+        return list(self._special_contents)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = False) -> list[int]:
         """Ids of ``text``. Text that spells a control token stays plain text unless ``allow_special``.
@@ -101,30 +102,32 @@ class Tokenizer:
             encoder = self._spec.inner_encoder
         return ids
 
+    def cut_special(self, text: str) -> list[str]:
+        """``text`` in pieces, cut after each character of a control token that it spells: no piece spells one."""
+        pieces = [""]
+        for found, (start, end) in self._split(text):
+            if not found:
+                pieces[-1] += text[start:end]
+                continue
+            content = self._special_contents[found - 1]
+            before, _, after = text[start:end].partition(content)  # spaces that the token would have taken along
+            pieces[-1] += before + content[0]
+            pieces += [*content[1:], after]
+        return pieces
+
     def _encode_plain(self, encoder: Encoder, text: str) -> list[int]:
+        if self._spec.adds_space and text:
+            text = " " + text
         ids: list[int] = _encode(encoder, text).ids
         if self._control_ids.isdisjoint(ids):
             return ids
-        # The vocabulary itself spells a control token (Unigram's "</s>"): cut the text inside each such place.
-        cut: list[int] = []
-        for part in self._cut_inside_special(text):
-            cut += [token_id for token_id in _encode(encoder, part).ids if token_id not in self._control_ids]
-        return cut
+        # The vocabulary itself spells a control token, as Unigram's do: encode what is left when its text is cut up.
+        parts = [_encode(encoder, part).ids for part in self.cut_special(text)]
+        return [token_id for part in parts for token_id in part if token_id not in self._control_ids]
 
     def _split(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
         found = _encode(self._splitter, text)
         return zip(found.ids, found.offsets, strict=True)
-
-    def _cut_inside_special(self, text: str) -> list[str]:
-        parts = [""]
-        for found, (start, end) in self._split(text):
-            if found:
-                middle = start + 1 + text[start:end].index(self._spec.special_tokens[self._special_ids[found - 1]].content)
-                parts[-1] += text[start:middle]
-                parts.append(text[middle:end])
-            else:
-                parts[-1] += text[start:end]
-        return parts
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; an id without text, in the vocabulary or beyond it, adds nothing."""
@@ -138,7 +141,9 @@ class Tokenizer:
 
 
 def _splitter(spec: TokenizerSpec) -> Encoder:
-    """Finds control tokens in text, whatever their number, in linear time: id 0 is other text, then in order of the spec."""
+    """Finds control tokens in text, whatever their number, in linear time: id 0 is other text, then in order of the
+    spec.
+    """
     splitter = Encoder(models.WordLevel({"\0": 0}, unk_token="\0"))
     splitter.add_special_tokens(list(spec.special_tokens.values()))
     return splitter

@@ -83,10 +83,10 @@ class Vocabulary:
 class TokenizerSpec:
     """What a tokenizer file says, in one shape whatever its format.
 
-    ``encoder`` turns text without control tokens into ids and adds nothing; ``inner_encoder`` does so for text that follows
-    a control token (they differ where only the start of a text gets SentencePiece's prefix space). ``strips_space`` says that
-    the first space of a decoded text was put there by encoding. ``names`` holds what templates call the special tokens:
-    ``bos_token``, ``eos_token`` and so on.
+    ``encoder`` turns text without control tokens into ids; ``inner_encoder`` does so for text that follows a control
+    token (they differ where the encoder itself gives a prefix space to the start of a text only). Where ``adds_space``,
+    each such text gets SentencePiece's prefix space before it is encoded. ``strips_space`` says that the first space of
+    a decoded text is such a space. ``names`` holds what templates call the special tokens: ``bos_token`` and so on.
     """
 
     vocabulary: Vocabulary
@@ -94,6 +94,7 @@ class TokenizerSpec:
     inner_encoder: Encoder
     special_tokens: dict[int, AddedToken]
     strips_space: bool
+    adds_space: bool = False
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
