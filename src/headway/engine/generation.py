@@ -74,6 +74,21 @@ class GenerationResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StartupReport:
+    """What loading came to. ``load_s`` counts from the settings to an engine that is ready."""
+
+    weights_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    num_blocks: int
+    block_size: int  # tokens
+    max_context: int  # tokens
+    threads: int
+    isa: str  # the kernels in use: "avx512", "reference"
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """The exact identity of what is served (law 5)."""
 

@@ -12,8 +12,9 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-import headway
+from headway import __version__
 from headway.config import ServerConfig
+from headway.engine.sampling_defaults import effective_sampling
 from headway.errors import InvalidRequest
 from headway.observe.metrics import Metrics
 from headway.server import errors
@@ -27,7 +28,6 @@ from headway.server.openapi import request_body
 from headway.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headway.server.readiness import ProgressProbe
 from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead, dumps, usage_body
-from headway.server.sampling import effective_sampling
 from headway.server.streaming import EventStream, events
 
 Endpoint = Callable[..., Awaitable[Response]]
@@ -98,8 +98,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         body = await read_model(request, DetokenizeRequest, self._config.limits)
         self._intake.check_model(body.model)
-        text = self._engine.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
-        return _json({"prompt": text})
+        return _json({"prompt": self._intake.decode(body.tokens, body.skip_special_tokens)})
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "alive"})
@@ -139,7 +138,7 @@ class Api:
 def create_app(engine: ServedEngine, config: ServerConfig) -> FastAPI:
     """The ASGI application over a running engine; ``app.state.gate`` is what a graceful stop closes."""
     api = Api(engine, config)
-    app = FastAPI(title="Headway", version=headway.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Headway", version=__version__, docs_url=None, redoc_url=None)
     app.state.gate = api.gate
     _add_routes(app, api)
     errors.install(app, api.metrics.refused)
@@ -168,7 +167,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
 
 def system_fingerprint(engine: ServedEngine) -> str:
     """Changes whenever the same request and seed may give other tokens: model bytes, quantisation, engine version."""
-    identity = f"{engine.card.digest}/{engine.card.quantisation}/{headway.__version__}"
+    identity = f"{engine.card.digest}/{engine.card.quantisation}/{__version__}"
     return "hw-" + hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 

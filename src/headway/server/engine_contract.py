@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.engine.generation import GenerationRequest, ModelCard, OutputDelta
+from headway.engine.parts import ChatTemplate
 from headway.observe.stats import EngineStats
 
 
@@ -11,16 +12,6 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-
-class ChatTemplate(Protocol):
-    def prompt_ids(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]: ...
 
 
 class Stream(Protocol):
@@ -34,10 +25,21 @@ class Stream(Protocol):
 
 
 class ServedEngine(Protocol):
-    card: ModelCard
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    generation_defaults: Mapping[str, float]
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """None for a base model."""
+        ...
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The sampling values the model's makers recommend, by field name."""
+        ...
 
     async def submit(self, request: GenerationRequest) -> Stream:
         """Raises RequestError, RequestRefused or EngineStopped before anything was computed."""

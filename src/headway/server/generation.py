@@ -90,6 +90,7 @@ class Generation:
 
     async def _checked(self, index: int) -> AsyncIterator[OutputDelta]:
         timer = self._timers[index]
+        is_finished = False
         async for delta in self._streams[index]:
             self.usages[index] = delta.usage
             if delta.token_ids:
@@ -98,9 +99,10 @@ class Generation:
                 raise RequestFailed("a sequence failed while it ran")
             if delta.finish_reason is FinishReason.ABORT:
                 break
+            is_finished = delta.finish_reason is not None
             yield delta
-            if delta.finish_reason is not None:
-                return
+        if is_finished:
+            return
         if self._client_gone:
             raise ClientGone
         raise EngineStopped("a sequence was dropped before it ended")

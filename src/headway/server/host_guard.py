@@ -1,12 +1,13 @@
 """Against DNS rebinding: a page on the web can make a browser send requests to loopback, but not under our name."""
 
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.server.errors import ApiError
 
+_HOST = re.compile(r"(https?://)?(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]+)?")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -28,10 +29,9 @@ class HostGuard:
 
 
 def _hostname(value: str) -> str | None:
-    try:
-        return urlsplit(value if "//" in value else f"//{value}").hostname
-    except ValueError:
-        return None
+    """The name in ``name``, ``name:port``, ``[address]:port`` or an origin; None for what is none of these."""
+    found = _HOST.fullmatch(value)
+    return found and (found["address"] or found["name"]).lower()
 
 
 def _refusal(name: str) -> ASGIApp:

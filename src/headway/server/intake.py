@@ -2,22 +2,20 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from headway.config import LimitsConfig, SamplingDefaults
 from headway.core.request import SamplingParams
 from headway.engine.generation import GenerationRequest
+from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
 from headway.errors import InvalidRequest
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
-from headway.server.sampling import NEUTRAL, effective_sampling
 
-OFF_LOOP_CHARS = 4096  # longer text is rendered and tokenised in a thread: it would hold up the other streams
-
-T = TypeVar("T")
+OFF_LOOP_CHARS = 4096  # longer text is tokenised in a thread: it would hold up the other streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,8 @@ class Intake:
         self, messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final_message: bool
     ) -> list[int]:
         """Token ids of the rendered chat template. By default an answer is opened unless the last message goes on."""
+        if not messages:
+            raise InvalidRequest("messages is empty: send at least one message.", param="messages")
         template = self.engine.chat_template
         if template is None:
             message = f"{self.engine.card.name} has no chat template: use /v1/completions."
@@ -72,16 +72,21 @@ class Intake:
             raise InvalidRequest(message, param="continue_final_message")
         opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         rows = [message.as_template_input() for message in messages]
-        return await off_loop(
-            sum(len(message.content or "") for message in messages),
-            lambda: template.prompt_ids(
-                rows, add_generation_prompt=opens, continue_final_message=continue_final_message
-            ),
+        return await asyncio.to_thread(
+            template.prompt_ids, rows, add_generation_prompt=opens, continue_final_message=continue_final_message
         )
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        encode = self.engine.tokenizer.encode
-        return await off_loop(len(text), lambda: encode(text, add_special_tokens=add_special_tokens))
+        encode = partial(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode) if len(text) > OFF_LOOP_CHARS else encode()
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        vocab_size = self.engine.card.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            message = f"tokens holds {wrong}; token ids of this model are 0 to {vocab_size - 1}."
+            raise InvalidRequest(message, param="tokens")
+        return self.engine.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def check_model(self, asked: str | None) -> None:
         """Law 5: a request for another model is never answered by this one."""
@@ -170,10 +175,6 @@ class Intake:
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(prompt)
-
-
-async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if num_chars > OFF_LOOP_CHARS else work()
 
 
 def parse_prompts(prompt: Any) -> list[str | list[int]]:

@@ -26,16 +26,18 @@ def bind(config: ServerConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise _cannot_bind(config, error) from error
     return listener
 
 
 def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    if not 0 <= config.port < 1 << 16:
+        raise ConfigError(f"server.port is {config.port}; it must be 0 (any free port) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise _cannot_bind(config, error) from error
     host, port = str(address[0]), int(address[1])
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
