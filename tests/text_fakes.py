@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fakes import FakeExecutor, FakeSequence, make_info
-
 from headway.engine.generation import ModelCard
 from headway.engine.parts import EngineParts
 

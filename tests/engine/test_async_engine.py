@@ -1,6 +1,8 @@
 import asyncio
 import gc
+import random
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -78,6 +80,33 @@ def test_many_streams_at_once_do_not_mix():
 
     engine = run(scenario, echo_executor(num_blocks=60))
     assert engine.stats().finished["stop"] == 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_that_come_and_go_at_random_leave_nothing_behind(seed):
+    rng = random.Random(seed)
+
+    async def one(engine: AsyncEngine, text: str, num_deltas: int) -> None:
+        await asyncio.sleep(rng.random() / 20)
+        stop = ("9",) if rng.random() < 0.3 else ()
+        deltas: list[OutputDelta] = []
+        async with aclosing(aiter(await engine.submit(request(text, stop=stop)))) as stream:
+            async for delta in stream:
+                deltas.append(delta)
+                if len(deltas) == num_deltas:
+                    break
+        expected = text.partition("9")[0] if stop else text
+        assert expected.startswith(text_of(deltas))
+        if deltas[-1].finish_reason is not None:
+            assert text_of(deltas) == expected
+
+    async def scenario(engine: AsyncEngine) -> None:
+        texts = [str(rng.randrange(10 ** rng.randint(1, 30))) for _ in range(80)]
+        await asyncio.gather(*(one(engine, text, rng.choice([1, 5, 1000])) for text in texts))
+
+    config = SchedulerConfig(max_batch_tokens=rng.randint(8, 64), max_in_flight=rng.randint(1, 3))
+    engine = run(scenario, echo_executor(num_blocks=rng.randint(16, 60)), config)
+    assert engine.stats().num_admitted == 80
 
 
 def test_the_same_engine_serves_one_event_loop_after_another():

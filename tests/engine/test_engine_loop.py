@@ -177,6 +177,7 @@ def test_a_fault_of_the_core_stops_the_loop_and_everyone_is_told(caplog, monkeyp
         loop.stop()
         stats = loop.stats()
         assert "ZeroDivisionError" in stats.fault
+        assert stats.finished["error"] == 1
         assert stats.num_admitted == sum(stats.finished.values()) + stats.num_running + stats.num_waiting
 
 

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 # Called in the engine's thread, so it must be quick. The last call has a ``finish_reason`` or is ``EngineStopped``.
 OnOutput = Callable[[RequestOutput | EngineStopped], None]
 
-MAX_FAILED_STEPS = 3  # in a row; then the device is taken for broken
+# In a row; then the device is taken for broken. More than one client's retries of a request that it cannot compute.
+MAX_FAILED_STEPS = 16
 
 
 class EngineLoop:
@@ -181,8 +182,9 @@ class EngineLoop:
             self._closed = fault or self._closed
         while not self._mailbox.empty():
             self._mailbox.get()()
+        reason = FinishReason.ABORT if fault is None else FinishReason.ERROR
         for on_output in self._listeners.values():
-            self._finished[FinishReason.ABORT.value] += 1
+            self._finished[reason.value] += 1
             _told(on_output, EngineStopped(self._closed))
         self._listeners.clear()
         kv_blocks = {"used": 0, "free": self._core.num_blocks}
