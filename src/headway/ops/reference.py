@@ -1,8 +1,8 @@
 """The reference backend: the op contract in NumPy float32, written to be read.
 
 First the mathematics, as plain functions of ONE row. ``ReferenceOps`` maps them over the rows of a step, one by one, so
-that law 1 holds by construction: no arithmetic ever sees two rows, and BLAS is only asked for products whose shape does
-not depend on the batch. It is for small models and for checking faster backends against: weights are dequantised to
+that law 1 holds by construction: no arithmetic ever sees two rows. (``linear`` alone takes all rows at once, and sums
+each output by itself.) It is for small models and for checking faster backends against: weights are dequantised to
 float32 and nothing else is rounded, except KV where the layout says bf16.
 """
 
@@ -137,7 +137,7 @@ class ReferenceOps:
         return each_row(lambda row: rms_norm(row, weight, eps), x, x.shape[1])
 
     def linear(self, x: Float32, weight: LoadedLinear) -> Float32:
-        y = each_row(lambda row: weight.weight @ row, x, len(weight.weight))
+        y = np.einsum("nk,ok->no", x, weight.weight)  # one dot product an output, where x @ W^T would tile over rows
         return y if weight.bias is None else y + weight.bias
 
     def columns(self, x: Float32, start: int, width: int) -> Float32:
