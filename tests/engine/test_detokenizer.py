@@ -55,7 +55,7 @@ def test_a_character_is_held_until_its_bytes_are_complete(tokenizer):
 
 def test_a_character_split_in_two_halves_is_held():
     first = BYTE_LEVEL.encode("🦙", add_special_tokens=False)
-    assert [BYTE_LEVEL.token_bytes(token_id) for token_id in first][0] == "🦙".encode()[:2]
+    assert BYTE_LEVEL.token_bytes(first[0]) == "🦙".encode()[:2]
     assert stream(BYTE_LEVEL, first)[0] == [*[""] * (len(first) - 1), "🦙"]
 
 
@@ -100,7 +100,7 @@ def test_a_vocabulary_without_prefix_space_keeps_every_space():
 @pytest.mark.parametrize("token_id", [BYTE_LEVEL.vocab_size, 10**9, -1, BYTE_LEVEL.vocab_size - 1])
 def test_an_id_without_text_adds_nothing(token_id):
     h = byte_ids(BYTE_LEVEL, b"h")
-    assert text_of(BYTE_LEVEL, h + [token_id] + h, skip_special_tokens=False) == "hh"
+    assert text_of(BYTE_LEVEL, [*h, token_id, *h], skip_special_tokens=False) == "hh"
 
 
 def test_special_tokens_are_left_out_or_written_as_they_are():
@@ -148,7 +148,7 @@ def test_stream_is_decode_for_any_ids(tokenizer, seed):
 @pytest.mark.parametrize("seed", range(200))
 def test_byte_level_decoding_is_the_librarys(seed):
     rng = random.Random(seed)
-    library = Encoder(models.BPE({char: value for char, value in BYTE_ALPHABET.items()}, []))
+    library = Encoder(models.BPE(dict(BYTE_ALPHABET), []))
     library.decoder = decoders.ByteLevel()
     data = bytes(rng.choice(b"a \xc3\xa9\xe2\x82\xac\xf0\x9f\xa6\x99\xff\xed\xa0") for _ in range(rng.randint(0, 20)))
     assert BYTE_LEVEL.decode(byte_ids(BYTE_LEVEL, data)) == library.decode(list(data))

@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer as Encoder
@@ -132,9 +133,7 @@ def sentencepiece_merge(text: str, scores: dict[str, float]) -> list[str]:
     """The definition: again and again, the neighbours whose joined piece scores best, the leftmost of equals."""
     symbols = list(text)
     while True:
-        pairs = [
-            (scores.get(left + right), at) for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
-        ]
+        pairs = [(scores.get(left + right), at) for at, (left, right) in enumerate(pairwise(symbols))]
         known = [(-score, at) for score, at in pairs if score is not None]
         if not known:
             return symbols

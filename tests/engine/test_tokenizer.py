@@ -35,7 +35,7 @@ def test_both_kinds_of_files_are_loaded():
 
 
 def test_a_folder_without_tokenizer_json_says_what_is_missing():
-    with pytest.raises(ModelError, match="tokenizer.json"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_tokenizer(Files("json"))
 
 

@@ -60,8 +60,7 @@ def bpe_scheme(name: str | None) -> BpeScheme:
         case "deepseek-coder":
             return BpeScheme(_split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
     raise UnsupportedModel(
-        f"this GGUF file names the pre-tokenizer {name!r}, whose rules are not known here; a guess would change "
-        "the model's answers. Known: gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, "
-        "deepseek-r1-qwen, tekken, deepseek-coder. Use a conversion that names one of these, or the model's safetensors "
-        "files with tokenizer.json."
+        f"this GGUF file names the pre-tokenizer {name!r}, whose rules are not known here; a guess would change the "
+        "model's answers. Known: gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, "
+        "deepseek-r1-qwen, tekken, deepseek-coder. Use a file that names one of these, or the model's safetensors with tokenizer.json."
     )
