@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.core.admission import Refusal, RefusalReason
 from headway.core.request import FinishReason
+from headway.engine.admit import admit
 from headway.engine.generation import GenerationRequest, ModelCard, OutputDelta, TokenText, Usage
 from headway.errors import RequestRefused, TemplateError
 from headway.observe.stats import EngineStats
@@ -126,6 +127,7 @@ class FakeEngine:
 
     async def submit(self, request: GenerationRequest) -> FakeStream:
         self.requests.append(request)
+        admit(request, VOCAB_SIZE)
         if self.refusal is not None:
             raise RequestRefused(self.refusal)
         needed = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)

@@ -4,11 +4,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import ANSWER, BOS, CONTEXT, FakeEngine, refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_server import LiveServer, live_server
 
+from fake_engine import ANSWER, BOS, CONTEXT, FakeEngine, refusal
 from headway.config import LimitsConfig, ServerConfig
 from headway.core.admission import RefusalReason
 from headway.errors import EngineStopped, RequestFailed
@@ -161,6 +161,37 @@ class TestRefusedBeforeHeaders:
         response = client.post(path, json=body_for(path, stream=stream))
         assert error_of(response, 500)["code"] == "internal_error"
         assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {"191222": -100}},
+        {"logit_bias": {"65": 101}},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"temperature": -0.1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"stop_token_ids": [258]},
+        {"presence_penalty": 3},
+        {"repetition_penalty": 0},
+        {"min_tokens": -1},
+        {"seed": 1 << 64},
+        {"stop": [""]},
+    ],
+)
+def test_values_out_of_range_are_named(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    (name,) = fields
+    assert error_of(client.post(path, json=body_for(path, **fields)), 400)["param"] == name
+
+
+@pytest.mark.parametrize("prompt", [[-1], [258], [65, 2**70], [[1], [999]]])
+def test_prompt_ids_out_of_range(client: httpx.Client, prompt: Any) -> None:
+    assert error_of(client.post(COMPLETIONS, json={"prompt": prompt}), 400)["param"] == "prompt"
 
 
 def test_a_refused_choice_withdraws_those_before_it(client: httpx.Client, engine: FakeEngine) -> None:

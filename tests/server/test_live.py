@@ -101,27 +101,16 @@ def test_an_idle_connection_is_closed_after_keep_alive() -> None:
         assert b"HTTP/1.1 200" in read_all(connection)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "localhost"}, 200),
-        ({"Host": "127.0.0.1:8000"}, 200),
-        ({"Host": "[::1]:8000"}, 200),
-        ({"Host": "LOCALHOST:1"}, 200),
-        ({"Host": "evil.example"}, 403),
-        ({"Host": "localhost.evil.example"}, 403),
-        ({"Host": "evil.example@localhost:80:80"}, 403),
-        ({"Host": "[::1"}, 403),
-        ({"Origin": "http://localhost:3000"}, 200),
-        ({"Origin": "https://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-    ],
-)
-def test_only_loopback_names_are_answered(headers: dict[str, str], status: int) -> None:
+def test_only_loopback_names_are_answered() -> None:
+    good = ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1"]
+    bad = ["evil.example", "localhost.evil.example", "evil.example@localhost:80", "[::1", "localhost:80:80", ""]
+    origins = [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403)]
+    cases = [({"Host": host}, 200) for host in good] + [({"Host": host}, 403) for host in bad]
     with live_server() as server, server.client() as client:
-        for response in (client.get("/health", headers=headers), client.post(CHAT, json=BODY, headers=headers)):
-            assert response.status_code == status
-            assert status == 200 or response.json()["error"]["code"] == "host_not_allowed"
+        for headers, status in cases + [({"Origin": origin}, status) for origin, status in origins]:
+            for response in (client.get("/health", headers=headers), client.post(CHAT, json=BODY, headers=headers)):
+                assert response.status_code == status, headers
+                assert status == 200 or response.json()["error"]["code"] == "host_not_allowed"
 
 
 def test_while_draining_what_runs_ends_and_what_is_new_waits() -> None:

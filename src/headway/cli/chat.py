@@ -5,9 +5,7 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from headway.cli.options import ENGINE_SETTINGS, configured
 from headway.cli.run import MaxTokens, Seed, System, Temperature, TopP
@@ -29,9 +27,6 @@ PASTE_GAP_S = 0.05  # lines that follow each other faster than this were pasted,
 
 @configured(*ENGINE_SETTINGS)
 def chat(
-    model: Annotated[
-        str | None, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.", show_default=False)
-    ] = None,
     *,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,

@@ -18,6 +18,7 @@ from headway.cli.terminal import error_exit
 from headway.config import Config, load_config
 from headway.errors import ConfigError
 
+Command = Callable[..., None]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -74,16 +75,17 @@ CONFIG_FILE = typer.Option(None, "--config", envvar="HEADWAY_CONFIG", help="A TO
 OTHER_SETTINGS = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting: scheduler.max_batch_rows=32.")
 
 
-def configured(*settings: Setting) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command its ``config``: options for ``settings``, ``--config`` and ``--set`` take that parameter's place.
+def configured(*settings: Setting, model_required: bool = False) -> Callable[[Command], Command]:
+    """Gives a command its ``config``: a MODEL argument, ``--config``, ``--set`` and ``settings`` take its place.
 
-    A ``model`` parameter of the command names the model, where it is not None. A Headway error ends the command with
-    its message.
+    A Headway error ends the command with its message.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "config"]
-        added = [
+    def decorate(command: Command) -> Command:
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in _parameters(command) if p.name != "config"]
+        parameters = [
+            _keyword("model", str if model_required else str | None, _model_argument(model_required)),
+            *own,
             _keyword("config_file", Path | None, CONFIG_FILE),
             _keyword("other_settings", list[str] | None, OTHER_SETTINGS),
             *(setting.parameter() for setting in settings),
@@ -91,19 +93,26 @@ def configured(*settings: Setting) -> Callable[[Callable[..., None]], Callable[.
 
         @wraps(command)
         def with_config(**arguments: Any) -> None:
+            flags = {setting.name: arguments.pop(_python_name(setting.flag)) for setting in settings}
+            flags["model.name"] = arguments.pop("model")
+            file, others = arguments.pop("config_file"), arguments.pop("other_settings") or []
             with error_exit():
-                overrides = {s.name: arguments.pop(_python_name(s.flag)) for s in settings}
-                overrides["model.name"] = arguments.get("model")
-                config = resolve_config(arguments.pop("config_file"), overrides, arguments.pop("other_settings") or [])
-                arguments.pop("model", None)
-                command(config=config, **arguments)
+                command(config=resolve_config(file, flags, others), **arguments)
 
-        parameters = own + added
         with_config.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_config.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return with_config
 
     return decorate
+
+
+def _parameters(command: Command) -> list[inspect.Parameter]:
+    return list(inspect.signature(command).parameters.values())
+
+
+def _model_argument(required: bool) -> Any:
+    help_text = "A catalogue name, hf:org/name, hf:org/name@revision, or a path."
+    return typer.Argument(... if required else None, help=help_text, show_default=False)
 
 
 def resolve_config(file: Path | None, flags: dict[str, Any], assignments: list[str]) -> Config:

@@ -18,9 +18,8 @@ Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives th
 System = Annotated[str, typer.Option("--system", help="Instructions put before the conversation.", show_default=False)]
 
 
-@configured(*ENGINE_SETTINGS)
+@configured(*ENGINE_SETTINGS, model_required=True)
 def run(
-    model: Annotated[str, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.")],
     prompt: Annotated[str | None, typer.Argument(help="The question; standard input if left out.")] = None,
     *,
     max_tokens: MaxTokens = None,

@@ -2,9 +2,8 @@
 
 import json
 import shlex
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from headway.cli.options import ENGINE_SETTINGS, SERVER_SETTINGS, configured
@@ -15,13 +14,7 @@ from headway.model.progress import format_bytes
 
 
 @configured(*SERVER_SETTINGS, *ENGINE_SETTINGS)
-def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="A catalogue name, hf:org/name\\[@revision], or a path.", show_default=False)
-    ] = None,
-    *,
-    config: Config,
-) -> None:
+def serve(*, config: Config) -> None:
     """Serve a model over HTTP, as OpenAI does. Ctrl-C lets what runs finish."""
     from headway.cli.loading import running_engine
     from headway.server.app import create_app
