@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fakes import FakeExecutor, FakeSequence, make_info
-from headway.engine.generation import ModelCard
+from headway.engine.generation import ModelCard, StartupReport
 from headway.engine.parts import EngineParts
 
 EOS, MARK, VOCAB_SIZE = 256, 257, 260  # the last two ids have no text
@@ -50,6 +50,7 @@ def make_parts(executor: FakeExecutor, generation_defaults: dict[str, Any] | Non
         card=ModelCard("echo", "fake", "none", "1", "0" * 64, max_context, VOCAB_SIZE, 0),
         eos_token_ids=frozenset({EOS}),
         generation_defaults=generation_defaults or {},
+        report=StartupReport(0, 0, 0, executor.info.num_blocks, executor.info.block_size, max_context, 1, "fake", 0.0),
     )
 
 

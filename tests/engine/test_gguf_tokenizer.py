@@ -106,7 +106,10 @@ def test_every_end_of_text_and_turn_is_known():
         ({"merges": ["ab"]}, "merge"),
         ({"merges": ["Ġ nowhere"]}, "inconsistent"),
         ({"token_type": [1]}, "token_type has 1 entries"),
+        ({"token_type": "abc"}, "token_type"),
+        ({"tokens": [1, 2]}, "tokens in this GGUF file is not a list of str"),
         ({"bos_token_id": 10**6}, "bos_token_id"),
+        ({"bos_token_id": "x"}, "bos_token_id"),
         ({"eos_token_id": -1}, "eos_token_id"),
     ],
 )

@@ -95,3 +95,10 @@ def test_gaps_in_the_ids_are_rows_without_text():
     tokenizer = tiny_tokenizers.from_json(encoder)
     assert tokenizer.vocab_size == 4
     assert tokenizer.ids_without_text(5) == [1, 2, 4]
+
+
+def test_an_absurd_id_is_refused_before_a_table_of_that_size_is_made():
+    encoder = Encoder(models.BPE({"a": 0, "b": 2**31}, []))
+    encoder.decoder = decoders.ByteLevel()
+    with pytest.raises(CheckpointError, match="2147483648"):
+        tiny_tokenizers.from_json(encoder)

@@ -114,3 +114,12 @@ def test_overlapping_control_texts_are_cut_until_none_is_left():
     joined = "\ue000".join(tokenizer.cut_special("x<a><b><b>y"))
     assert tokenizer.split_special(joined) == [joined]
     assert joined.replace("\ue000", "") == "x<a><b><b>y"
+
+
+def test_control_tokens_with_the_same_or_no_text_do_not_confuse_the_others():
+    metadata = tiny_tokenizers.byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] += ["", "<|im_start|>", "<x>"]
+    metadata["tokenizer.ggml.token_type"] += [3, 3, 3]
+    tokenizer = Tokenizer(tiny_tokenizers.read_gguf_tokenizer(metadata))
+    ids = tokenizer.encode("a<x><|im_end|>", add_special_tokens=False, allow_special=True)
+    assert [tokenizer.token_bytes(token_id) for token_id in ids] == [b"a", b"<x>", b"<|im_end|>"]

@@ -1,6 +1,7 @@
 """From chat messages to prompt token ids through the model's own template."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from headway.engine.messages import Message, template_messages
@@ -30,7 +31,6 @@ class ChatTemplate:
         self._source = source
         self._tokenizer = tokenizer
         self._process = None if source is None else TemplateProcess(source, limits or TemplateLimits())
-        self._guard = _ControlTextGuard(tokenizer)
 
     def warm_up(self) -> None:
         """Starts the template's process, so that the first request need not wait for it. Raises as ``render`` does."""
@@ -77,6 +77,10 @@ class ChatTemplate:
         pieces = self._tokenizer.split_special(text)
         plain = (piece.replace(marks.shield, "") if isinstance(piece, str) else piece for piece in pieces)
         return self._tokenizer.add_prefix(self._tokenizer.encode_pieces(plain))
+
+    @cached_property
+    def _guard(self) -> "_ControlTextGuard":
+        return _ControlTextGuard(self._tokenizer)
 
     def _template(self) -> TemplateProcess:
         if self._process is None:

@@ -15,9 +15,7 @@ _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerSpec:
-    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for one that contradicts
-    itself.
-    """
+    """Raises UnsupportedModel for a kind of tokenizer not known here, CheckpointError for a broken one."""
     model = metadata.get(_PREFIX + "model")
     if model == "gpt2":
         return _Reader(metadata).byte_level_bpe()
@@ -31,8 +29,8 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerSpec:
 class _Reader:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
-        self._tokens: list[str] = self._list("tokens")
-        self._kinds: list[int] = self._list("token_type", [int(TokenKind.NORMAL)] * len(self._tokens))
+        self._tokens: list[str] = self._list("tokens", str)
+        self._kinds: list[int] = self._per_token("token_type", int, [int(TokenKind.NORMAL)] * len(self._tokens))
         self._by_kind: dict[int, list[int]] = {}
         for token_id, kind in enumerate(self._kinds):
             self._by_kind.setdefault(kind, []).append(token_id)
@@ -42,7 +40,7 @@ class _Reader:
 
     def byte_level_bpe(self) -> TokenizerSpec:
         scheme = bpe_scheme(self._get("pre"))
-        merges = [_merge(text) for text in self._list("merges")]
+        merges = [_merge(text) for text in self._list("merges", str)]
         try:
             model = models.BPE(self._text_tokens(), merges, ignore_merges=scheme.whole_words)
         except Exception as error:  # the library raises plain Exception for a merge of unknown tokens
@@ -54,7 +52,7 @@ class _Reader:
         return self._spec(encoder, byte_level=True, adds_bos=scheme.adds_bos, adds_space=False)
 
     def sentencepiece(self) -> TokenizerSpec:
-        scores = self._list("scores")
+        scores = self._per_token("scores", float)
         by_score = sorted(self._ids(TokenKind.NORMAL), key=scores.__getitem__, reverse=True)
         unknown = self._unknown()
         model = models.BPE(
@@ -108,18 +106,26 @@ class _Reader:
     def _get(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(_PREFIX + key, default)
 
-    def _list(self, key: str, default: Sequence[Any] | None = None) -> list[Any]:
+    def _list(self, key: str, kind: type, default: Sequence[Any] | None = None) -> list[Any]:
         found = self._get(key, default)
         if found is None:
             raise CheckpointError(f"this GGUF file lacks {_PREFIX}{key}; convert or download it again.")
-        if key != "merges" and key != "tokens" and len(found) != len(self._tokens):
+        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+            raise CheckpointError(f"{_PREFIX}{key} in this GGUF file is not a list of {kind.__name__}.")
+        return found
+
+    def _per_token(self, key: str, kind: type, default: Sequence[Any] | None = None) -> list[Any]:
+        found = self._list(key, kind, default)
+        if len(found) != len(self._tokens):
             raise CheckpointError(f"{_PREFIX}{key} has {len(found)} entries for {len(self._tokens)} tokens.")
-        return list(found)
+        return found
 
     def _id(self, key: str) -> int | None:
         found = self._get(key + "_token_id")
-        if found is not None and not 0 <= found < len(self._tokens):
-            raise CheckpointError(f"{_PREFIX}{key}_token_id is {found}; the vocabulary has {len(self._tokens)} tokens.")
+        if found is not None and not (isinstance(found, int) and 0 <= found < len(self._tokens)):
+            raise CheckpointError(
+                f"{_PREFIX}{key}_token_id is {found!r:.40}; the vocabulary has {len(self._tokens)} tokens."
+            )
         return found
 
     def _name(self, key: str) -> str | None:

@@ -10,13 +10,12 @@ from tokenizers import Tokenizer as Encoder
 from headway.engine.vocabulary import BYTE_TOKENS, TokenizerSpec, TokenKind, Vocabulary
 from headway.errors import CheckpointError, UnsupportedModel
 
+MAX_VOCABULARY = 1 << 22
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 def read_json_tokenizer(data: bytes, config: Mapping[str, Any]) -> TokenizerSpec:
-    """Raises CheckpointError for a file that is no tokenizer, UnsupportedModel for one that cannot be decoded
-    exactly.
-    """
+    """Raises CheckpointError for a broken file, UnsupportedModel for a tokenizer that cannot be decoded exactly."""
     try:
         tree = json.loads(data)
         encoder = Encoder.from_buffer(data)
@@ -78,6 +77,8 @@ def _strips_space(decoder: dict[str, Any]) -> bool:
 
 def _vocabulary(tree: dict[str, Any], ids: dict[str, int], *, byte_level: bool) -> Vocabulary:
     size = max(ids.values(), default=-1) + 1
+    if size > MAX_VOCABULARY:
+        raise CheckpointError(f"tokenizer.json has an id of {size - 1}; at most {MAX_VOCABULARY} ids are accepted.")
     tokens, kinds = [""] * size, [int(TokenKind.UNUSED)] * size
     byte_tokens = frozenset() if byte_level else frozenset(BYTE_TOKENS)
     for token, token_id in ids.items():
@@ -103,14 +104,15 @@ def _added_token(token: dict[str, Any]) -> AddedToken:
 
 
 def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def _affixes(encoder: Encoder) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the post-processor puts before and after every text."""
     inner = encoder.encode("a", add_special_tokens=False).ids
     outer = encoder.encode("a", add_special_tokens=True).ids
-    for start in range(len(outer) - len(inner) + 1):
+    for start in range(len(outer) - len(inner), -1, -1):
         if outer[start : start + len(inner)] == inner:
             return tuple(outer[:start]), tuple(outer[start + len(inner) :])
     raise UnsupportedModel("tokenizer.json has a post-processor that changes the text's own tokens.")

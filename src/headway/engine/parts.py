@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headway.core.executor import Executor
-from headway.engine.generation import ModelCard
+from headway.engine.generation import ModelCard, StartupReport
 from headway.engine.tokenizer import Tokenizer
 
 
@@ -29,3 +29,4 @@ class EngineParts:
     card: ModelCard
     eos_token_ids: frozenset[int]
     generation_defaults: Mapping[str, Any]
+    report: StartupReport

@@ -29,9 +29,7 @@ def _gpt2(*before: PreTokenizer) -> PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class BpeScheme:
-    """``whole_words``: a word that is itself a token is taken without merging. ``adds_bos``: unless the file says
-    otherwise.
-    """
+    """``whole_words``: a word that is a token is taken without merging. ``adds_bos`` holds unless the file says not."""
 
     pre_tokenizer: PreTokenizer
     whole_words: bool = False
@@ -62,5 +60,6 @@ def bpe_scheme(name: str | None) -> BpeScheme:
     raise UnsupportedModel(
         f"this GGUF file names the pre-tokenizer {name!r}, whose rules are not known here; a guess would change the "
         "model's answers. Known: gpt-2, smollm, starcoder, refact, llama-bpe, smaug-bpe, dbrx, qwen2, "
-        "deepseek-r1-qwen, tekken, deepseek-coder. Use a file that names one of these, or the model's safetensors with tokenizer.json."
+        "deepseek-r1-qwen, tekken, deepseek-coder. Use a file that names one of these, or the model's safetensors "
+        "with tokenizer.json."
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tokenizers import Encoding, models
+from tokenizers import AddedToken, Encoding, models
 from tokenizers import Tokenizer as Encoder
 
 from headway.engine.gguf_tokenizer import read_gguf_tokenizer
@@ -55,10 +55,9 @@ class Tokenizer:
         self.token_bytes = spec.vocabulary.token_bytes
         self.is_special = spec.vocabulary.is_special
         self.has_text = spec.vocabulary.has_text
-        self._special_ids = list(spec.special_tokens)
-        self._special_contents = [token.content for token in spec.special_tokens.values()]
         self._control_ids = frozenset(spec.vocabulary.ids_of(TokenKind.CONTROL))
-        self._splitter = _splitter(spec)
+        self._special_ids = {token.content: token_id for token_id, token in spec.special_tokens.items()}
+        self._splitter = _splitter(list(spec.special_tokens.values()))
 
     @property
     def special_names(self) -> dict[str, str]:
@@ -68,7 +67,7 @@ class Tokenizer:
     @property
     def special_texts(self) -> list[str]:
         """How control tokens are written."""
-        return list(self._special_contents)
+        return list(self._special_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = False) -> list[int]:
         """Ids of ``text``. Text that spells a control token stays plain text unless ``allow_special``.
@@ -86,8 +85,8 @@ class Tokenizer:
     def split_special(self, text: str) -> list[str | int]:
         """``text`` cut at the control tokens it spells: pieces of text and, between them, control token ids."""
         pieces: list[str | int] = []
-        for found, (start, end) in self._split(text):
-            pieces.append(self._special_ids[found - 1] if found else text[start:end])
+        for special, piece in self._split(text):
+            pieces.append(piece if special is None else self._special_ids[special])
         return pieces
 
     def encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
@@ -105,14 +104,13 @@ class Tokenizer:
     def cut_special(self, text: str) -> list[str]:
         """``text`` in pieces, cut after each character of a control token that it spells: no piece spells one."""
         pieces = [""]
-        for found, (start, end) in self._split(text):
-            if not found:
-                pieces[-1] += text[start:end]
-                continue
-            content = self._special_contents[found - 1]
-            before, _, after = text[start:end].partition(content)  # spaces that the token would have taken along
-            pieces[-1] += before + content[0]
-            pieces += [*content[1:], after]
+        for special, piece in self._split(text):
+            if special is None:
+                pieces[-1] += piece
+            else:
+                before, _, after = piece.partition(special)  # spaces that the token would have taken along
+                pieces[-1] += before + special[0]
+                pieces += [*special[1:], after]
         return pieces
 
     def _encode_plain(self, encoder: Encoder, text: str) -> list[int]:
@@ -125,9 +123,11 @@ class Tokenizer:
         parts = [_encode(encoder, part).ids for part in self.cut_special(text)]
         return [token_id for part in parts for token_id in part if token_id not in self._control_ids]
 
-    def _split(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _split(self, text: str) -> Iterator[tuple[str | None, str]]:
+        """Pieces of ``text``, each with the control token that it spells, if it does."""
         found = _encode(self._splitter, text)
-        return zip(found.ids, found.offsets, strict=True)
+        for found_id, (start, end) in zip(found.ids, found.offsets, strict=True):
+            yield self._splitter.id_to_token(found_id) if found_id else None, text[start:end]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; an id without text, in the vocabulary or beyond it, adds nothing."""
@@ -140,12 +140,10 @@ class Tokenizer:
         return [token_id for token_id in range(width) if not self.has_text(token_id)]
 
 
-def _splitter(spec: TokenizerSpec) -> Encoder:
-    """Finds control tokens in text, whatever their number, in linear time: id 0 is other text, then in order of the
-    spec.
-    """
+def _splitter(special_tokens: list[AddedToken]) -> Encoder:
+    """Finds control tokens in text, whatever their number, in linear time; text between two of them is one token, 0."""
     splitter = Encoder(models.WordLevel({"\0": 0}, unk_token="\0"))
-    splitter.add_special_tokens(list(spec.special_tokens.values()))
+    splitter.add_special_tokens(special_tokens)
     return splitter
 
 
