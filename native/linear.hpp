@@ -13,10 +13,10 @@ inline f32x16 load_scales(const PackedMatrix& w, const void* scales, size_t inde
   return from_f16(load<u16x16>(static_cast<const uint16_t*>(scales) + index * kLanes));
 }
 
-// dot[m][lane] = sum over one group of q[lane] * x[m], exact in int32.
+// dot[m][lane] = sum over one group of q[lane] * x[m], exact in int32; x is [quad][M] of four bytes.
 template <int M, int Bits, int Quads>
-inline void group_dot(const uint8_t* q, const int8_t* const x[M], i32x16 dot[M]) {
-  auto quad = [&](int m, int i) { return load<int32_t>(x[m] + 4 * i); };
+inline void group_dot(const uint8_t* q, const int8_t* x, i32x16 dot[M]) {
+  auto quad = [&](int m, int i) { return x + 4 * (i * M + m); };
   for (int m = 0; m < M; m++) dot[m] = i32x16{};
   if constexpr (Bits == 4) {
     static_assert(Quads == 8);
@@ -38,43 +38,48 @@ inline void group_dot(const uint8_t* q, const int8_t* const x[M], i32x16 dot[M])
   }
 }
 
+// M rows of one block of outputs, in registers.
+template <int M> struct Sums {
+  f32x16 acc[M] = {};
+};
+
 template <int M, int Bits, int Group, bool Minimum>
-void quant_tile(const PackedMatrix& w, int block, const QuantizedRows& x, int row, f32x16 acc[M]) {
-  const int groups = w.k / Group, x_groups = w.k / kActivationGroup, sums = w.k / Group;
+inline Sums<M> quant_tile(const PackedMatrix& w, int block, const QuantizedRows& x, int row) {
+  Sums<M> sums;
+  auto& acc = sums.acc;
+  const int groups = w.k / Group;
+  const size_t first = size_t(row) * (w.k / kActivationGroup);  // rows before this one are in whole tiles
   const uint8_t* q = w.data + size_t(block) * w.k * kLanes * Bits / 8;
-  const float* sum = (Group == 16 ? x.sum16 : x.sum32) + size_t(row) * sums;
-  const float* scale = x.scale + size_t(row) * x_groups;
-  const float* scaled_sum = x.scaled_sum + size_t(row) * x_groups;
-  const int8_t* xq[M];
-  for (int m = 0; m < M; m++) xq[m] = x.q + size_t(row + m) * w.k;
+  const int8_t* xq = x.q + size_t(row) * w.k;
   const f32x16 minus_zero = splat(-w.zero);
-  for (int g = 0; g < groups; g++) {
+  for (int g = 0; g < groups; g++, q += Group * kLanes * Bits / 8, xq += Group * M) {
     const size_t index = size_t(block) * groups + g;
-    const int xg = g * Group / kActivationGroup;
+    const size_t xg = first + size_t(g * Group / kActivationGroup) * M;
     const f32x16 w_scale = load_scales(w, w.scale, index);
     i32x16 dot[M];
     group_dot<M, Bits, Group / 4>(q, xq, dot);
-    q += Group * kLanes * Bits / 8;
-    for (int m = 0; m < M; m++) xq[m] += Group;
     if constexpr (Minimum) {
       const f32x16 w_min = load_scales(w, w.minimum, index);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        acc[m] = fma(to_float(dot[m]), w_scale * splat(scale[m * x_groups + xg]), acc[m]);
-        acc[m] = fma(w_min, splat(scaled_sum[m * x_groups + xg]), acc[m]);
+        acc[m] = fma(to_float(dot[m]), w_scale * splat(x.scale[xg + m]), acc[m]);
+        acc[m] = fma(w_min, splat(x.scaled_sum[xg + m]), acc[m]);
       }
     } else {
+      const float* sum = Group == 16 ? x.sum16 + 2 * first + size_t(g) * M : x.sum32 + xg;
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        const f32x16 centred = fma(minus_zero, splat(sum[m * sums + g]), to_float(dot[m]));  // integers: exact
-        acc[m] = fma(centred, w_scale * splat(scale[m * x_groups + xg]), acc[m]);
+        const f32x16 centred = fma(minus_zero, splat(sum[m]), to_float(dot[m]));  // integers: exact
+        acc[m] = fma(centred, w_scale * splat(x.scale[xg + m]), acc[m]);
       }
     }
   }
+  return sums;
 }
 
 template <int M, Format F>
-void dense_tile(const PackedMatrix& w, int block, const float* x, int stride, f32x16 acc[M]) {
+inline Sums<M> dense_tile(const PackedMatrix& w, int block, const float* x, int stride) {
+  Sums<M> sums;
   constexpr int kBytes = F == Format::f32 ? 4 : 2;
   const uint8_t* data = w.data + size_t(block) * w.k * kLanes * kBytes;
   for (int k = 0; k < w.k; k++, data += kLanes * kBytes) {
@@ -82,44 +87,44 @@ void dense_tile(const PackedMatrix& w, int block, const float* x, int stride, f3
     if constexpr (F == Format::f32) v = load<f32x16>(data);
     else v = from_f16(load<u16x16>(data));
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) acc[m] = fma(v, splat(x[size_t(m) * stride + k]), acc[m]);
+    for (int m = 0; m < M; m++) sums.acc[m] = fma(v, splat(x[size_t(m) * stride + k]), sums.acc[m]);
   }
+  return sums;
 }
 
-template <int M>
-void bf16_tile(const PackedMatrix& w, int block, const uint16_t* x, f32x16 acc[M]) {
+template <int M> inline Sums<M> bf16_tile(const PackedMatrix& w, int block, const uint16_t* x) {
+  Sums<M> sums;
   const uint8_t* data = w.data + size_t(block) * w.k * kLanes * 2;
   for (int k = 0; k < w.k; k += 2, data += 64) {
     const u32x16 v = load<u32x16>(data);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) acc[m] = dot2_bf16(acc[m], v, load<uint32_t>(x + size_t(m) * w.k + k));
+    for (int m = 0; m < M; m++) sums.acc[m] = dot2_bf16(sums.acc[m], v, load<uint32_t>(x + size_t(m) * w.k + k));
   }
+  return sums;
 }
 
-template <int M>
-void tile(const PackedMatrix& w, int block, const LinearInput& x, int row, f32x16 acc[M]) {
+template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const LinearInput& x, int row) {
   switch (w.format) {
-    case Format::f32: return dense_tile<M, Format::f32>(w, block, x.x + size_t(row) * x.stride, x.stride, acc);
-    case Format::f16: return dense_tile<M, Format::f16>(w, block, x.x + size_t(row) * x.stride, x.stride, acc);
-    case Format::bf16: return bf16_tile<M>(w, block, x.bf16 + size_t(row) * w.k, acc);
+    case Format::f32: return dense_tile<M, Format::f32>(w, block, x.x + size_t(row) * x.stride, x.stride);
+    case Format::f16: return dense_tile<M, Format::f16>(w, block, x.x + size_t(row) * x.stride, x.stride);
+    case Format::bf16: return bf16_tile<M>(w, block, x.bf16 + size_t(row) * w.k);
     case Format::q4:
-      if (w.minimum) return quant_tile<M, 4, 32, true>(w, block, x.quantized, row, acc);
-      return quant_tile<M, 4, 32, false>(w, block, x.quantized, row, acc);
-    case Format::q8:
-      if (w.group == 16) return quant_tile<M, 8, 16, false>(w, block, x.quantized, row, acc);
-      if (w.minimum) return quant_tile<M, 8, 32, true>(w, block, x.quantized, row, acc);
-      return quant_tile<M, 8, 32, false>(w, block, x.quantized, row, acc);
+      if (w.minimum) return quant_tile<M, 4, 32, true>(w, block, x.quantized, row);
+      return quant_tile<M, 4, 32, false>(w, block, x.quantized, row);
+    case Format::q8: break;
   }
+  if (w.group == 16) return quant_tile<M, 8, 16, false>(w, block, x.quantized, row);
+  if (w.minimum) return quant_tile<M, 8, 32, true>(w, block, x.quantized, row);
+  return quant_tile<M, 8, 32, false>(w, block, x.quantized, row);
 }
 
 // Rows row .. row + M - 1 of one output block, bias added last.
 template <int M>
-void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, f32x16 bias, float* y, int y_stride) {
-  f32x16 acc[M] = {};
-  tile<M>(w, block, x, row, acc);
+inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, f32x16 bias, float* y, int y_stride) {
+  const Sums<M> sums = tile<M>(w, block, x, row);
   const int columns = w.n - block * kLanes;
   for (int m = 0; m < M; m++) {
-    const f32x16 out = acc[m] + bias;
+    const f32x16 out = sums.acc[m] + bias;
     float* to = y + size_t(row + m) * y_stride + size_t(block) * kLanes;
     if (columns >= kLanes) store(to, out);
     else std::memcpy(to, &out, size_t(columns) * sizeof(float));
@@ -138,24 +143,26 @@ inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x,
 }
 
 // int8 with one scale per 32 inputs: scale = max|x| / 127, q = x / scale to the nearest, ties to even.
-inline void quantize_row(const float* x, int k, const QuantizedRows& out, int row) {
-  const int groups = k / kActivationGroup;
+inline void quantize_row(const float* x, int k, const QuantizedRows& out, int row, int rows) {
+  const int groups = k / kActivationGroup, m = row % kTile, tile = row - m;
+  const int size = rows - tile < kTile ? rows - tile : kTile;
+  int8_t* q = out.q + size_t(tile) * k + 4 * m;
   for (int g = 0; g < groups; g++) {
-    const f32x16 a = load<f32x16>(x + g * 32), b = load<f32x16>(x + g * 32 + 16);
-    const float largest = reduce_max(max(abs(a), abs(b)));
+    const f32x16 half[2] = {load<f32x16>(x + g * 32), load<f32x16>(x + g * 32 + 16)};
+    const float largest = reduce_max(max(abs(half[0]), abs(half[1])));
     const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    int8_t* q = out.q + size_t(row) * k + g * 32;
-    float half_sum[2];
+    float sum[2];
     for (int h = 0; h < 2; h++) {
-      const f32x16 nearest = ((h ? b : a) * inverse + 12582912.0f) - 12582912.0f;
-      const i32x16 integer = __builtin_convertvector(nearest, i32x16);
-      store(q + 16 * h, __builtin_convertvector(integer, i8x16));
-      half_sum[h] = reduce_add(nearest);
-      out.sum16[size_t(row) * groups * 2 + g * 2 + h] = half_sum[h];
+      const f32x16 nearest = (half[h] * inverse + 12582912.0f) - 12582912.0f;
+      int32_t quads[4];
+      store(quads, __builtin_convertvector(__builtin_convertvector(nearest, i32x16), i8x16));
+      for (int i = 0; i < 4; i++) std::memcpy(q + 4 * size_t(g * 8 + h * 4 + i) * size, &quads[i], 4);
+      sum[h] = reduce_add(nearest);
+      out.sum16[2 * size_t(tile) * groups + size_t(g * 2 + h) * size + m] = sum[h];
     }
-    const size_t at = size_t(row) * groups + g;
+    const size_t at = size_t(tile) * groups + size_t(g) * size + m;
     out.scale[at] = scale;
-    out.sum32[at] = half_sum[0] + half_sum[1];
+    out.sum32[at] = sum[0] + sum[1];
     out.scaled_sum[at] = scale * out.sum32[at];
   }
 }

@@ -64,7 +64,7 @@ struct LinearOp : Op {
     const int rows = c.rows_of(x), k = x.width;
     if (needs_int8 || needs_bf16) {
       c.split_rows(rows, [&](int r) {
-        if (needs_int8) c.kernels.quantize_row(c.row(x, r), k, c.program.quantized(), r);
+        if (needs_int8) c.kernels.quantize_row(c.row(x, r), k, c.program.quantized(), r, rows);
         if (needs_bf16) c.kernels.round_bf16_row(c.row(x, r), k, c.program.bf16_rows() + size_t(r) * k);
       });
       c.pool.barrier();
@@ -254,7 +254,7 @@ void Program::take_logit_rows(TensorRef x, TensorRef out) { ops_.push_back(std::
 void Program::reserve_inputs(int k) {
   if (k <= reserved_k_) return;
   reserved_k_ = k;
-  const size_t rows = size_t(std::max(max_rows_, max_logit_rows_)), values = rows * k, groups = rows * (k / 32 + 1);
+  const size_t rows = size_t(std::max(max_rows_, max_logit_rows_)), values = rows * k, groups = rows * (k / kActivationGroup);
   quantized_memory_ = std::make_unique<Memory>(values + groups * 5 * sizeof(float));
   float* floats = reinterpret_cast<float*>(quantized_memory_->data());
   quantized_ = {reinterpret_cast<int8_t*>(floats + groups * 5), floats, floats + groups, floats + groups * 2, floats + groups * 4};

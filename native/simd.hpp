@@ -92,11 +92,12 @@ inline f32x16 from_f16(u16x16 h) {
 #endif
 }
 
-// exp(x), about 1 ulp: x = n ln2 + r, a degree-6 polynomial on |r| <= ln2/2 (Cephes' coefficients), scaled by 2^n in two
-// steps so that the ends of the range flush to 0 or inf by themselves.
+// exp(x), about 1 ulp: x = n ln2 + r, a degree-6 polynomial on |r| <= ln2/2 (Cephes' coefficients), scaled by 2^n. What would
+// be denormal is 0: arithmetic on denormals is a hundred times slower, and a softmax weight below 1e-37 weighs nothing.
 inline f32x16 exp(f32x16 x) {
-  x = select(x < -104.0f, splat(-104.0f), x);
-  x = select(x > 89.0f, splat(89.0f), x);
+  const i32x16 vanishes = x < -87.0f;
+  x = select(vanishes, splat(-87.0f), x);
+  x = select(x > 88.7f, splat(89.0f), x);
   f32x16 n = fma(x, splat(1.44269504088896341f), splat(12582912.0f)) - 12582912.0f;
   f32x16 r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
@@ -106,23 +107,24 @@ inline f32x16 exp(f32x16 x) {
   p = fma(p, r, splat(4.1665795894e-2f));
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
-  f32x16 y = fma(p, r * r, r) + 1.0f;
-  i32x16 e = __builtin_convertvector(n, i32x16);
-  i32x16 half = e >> 1;
-  y *= bits<f32x16>((half + 127) << 23);
-  return y * bits<f32x16>((e - half + 127) << 23);
+  const f32x16 y = fma(p, r * r, r) + 1.0f;
+  const i32x16 e = __builtin_convertvector(n, i32x16), half = e >> 1;  // in two steps, since 2^128 is not a float
+  const f32x16 scaled = y * bits<f32x16>((half + 127) << 23) * bits<f32x16>((e - half + 127) << 23);
+  return select(vanishes, splat(0.0f), scaled);
 }
 
-// acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes, x four signed bytes packed in an int32.
-inline i32x16 dot4(i32x16 acc, u8x64 w, int32_t x) {
+// acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes, x four signed bytes.
+inline i32x16 dot4(i32x16 acc, u8x64 w, const int8_t* x) {
 #if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+  // The broadcast is part of the instruction; written out because the compiler would spend a register and a load on it.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
+  return acc;
 #elif defined(__AVX2__)
   // Widened to 16 bits first: two products of a full byte do not fit what vpmaddubsw saturates to.
   __m256i part[2], sum[2];
   std::memcpy(part, &w, 64), std::memcpy(sum, &acc, 64);
   const __m256i zero = _mm256_setzero_si256();
-  const __m256i xs = _mm256_set1_epi32(x);
+  const __m256i xs = _mm256_set1_epi32(load<int32_t>(x));
   const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8), odd = _mm256_srai_epi16(xs, 8);
   for (int i = 0; i < 2; i++) {
     __m256i w_even = _mm256_blendv_epi8(part[i], zero, _mm256_set1_epi16((short)0xff00)), w_odd = _mm256_srli_epi16(part[i], 8);
@@ -130,10 +132,8 @@ inline i32x16 dot4(i32x16 acc, u8x64 w, int32_t x) {
   }
   return load<i32x16>(sum);
 #else
-  int8_t q[4];
-  std::memcpy(q, &x, 4);
   u32x16 u = bits<u32x16>(w);
-  for (int j = 0; j < 4; j++) acc += bits<i32x16>((u >> (8 * j)) & 255u) * int32_t(q[j]);
+  for (int j = 0; j < 4; j++) acc += bits<i32x16>((u >> (8 * j)) & 255u) * int32_t(x[j]);
   return acc;
 #endif
 }

@@ -32,13 +32,17 @@ struct PackedMatrix {
   const void* minimum;  // null: none
 };
 
-// Rows of int8 activations: x ~ scale * q in groups of 32, scaled by the group's own largest value.
+// Rows of int8 activations: x ~ scale * q in groups of 32, scaled by the group's own largest value. Rows are kept in tiles of
+// `Kernels::tile` (the last may be smaller: M rows), rows innermost, so that a kernel walks one stream:
+//   q           [tile][k/4][M][4]
+//   scale, sum32, scaled_sum  [tile][k/32][M]       sum32: sum of q, exact; scaled_sum: scale * sum32
+//   sum16                     [tile][k/16][M]
 struct QuantizedRows {
-  int8_t* q;          // [rows][k]
-  float* scale;       // [rows][k/32]
-  float* sum32;       // [rows][k/32] sum of q, exact
-  float* sum16;       // [rows][k/16] likewise for groups of 16
-  float* scaled_sum;  // [rows][k/32] scale * sum32
+  int8_t* q;
+  float* scale;
+  float* sum32;
+  float* sum16;
+  float* scaled_sum;
 };
 
 // The input of a linear op in every form its parts need.
@@ -82,8 +86,8 @@ enum class Activation : int { silu, gelu_tanh };
 // One instruction set's implementation of everything that touches numbers.
 struct Kernels {
   const char* name;
-  int tile;  // the most queries `attention` takes at once
-  void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row);
+  int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
+  void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
   void (*round_bf16_row)(const float* x, int k, uint16_t* out);
   // Columns 16 * block .. of y [rows, n]; `bias` [n] or null.
   void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const float* bias, float* y, int y_stride);

@@ -1,16 +1,29 @@
 """Fakes that hold the other side to the contract."""
 
+import threading
+import time
 from collections import deque
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
 from headway.config import SchedulerConfig
 from headway.core.admission import Admission
-from headway.core.batch import NewRequest, RequestOutput, SampledToken, ScheduledBatch, ScheduledRow, StepResult
+from headway.core.batch import (
+    NewRequest,
+    RequestOutput,
+    SampledToken,
+    ScheduledBatch,
+    ScheduledRow,
+    StepResult,
+    TokenLogprobs,
+)
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.executor import ExecutorInfo
 from headway.core.request import FinishReason, Request, SamplingParams
+
+WAIT_S = 20.0  # how long a test waits for what must happen; never reached unless something hangs
 
 
 def fake_token(request_id: str, position: int, vocab_size: int) -> int:
@@ -26,6 +39,42 @@ class FakeSequence:
     token_ids: list[int]
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+
+
+def fake_logprobs(sequence: FakeSequence, token_id: int) -> TokenLogprobs | None:
+    count = sequence.new.sampling.logprobs
+    if count is None:
+        return None
+    return TokenLogprobs(-0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(count)))
+
+
+class Gate:
+    """For ``before_step``: lets a step run for each ``open()``, and ``wait`` waits until one is at the gate."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Semaphore(0)
+        self._tickets = threading.Semaphore(0)
+        self._is_open = False
+
+    def __call__(self) -> None:
+        self._arrived.release()
+        if not self._is_open:
+            assert self._tickets.acquire(timeout=WAIT_S)
+
+    def wait(self) -> None:
+        assert self._arrived.acquire(timeout=WAIT_S)
+
+    def open(self, steps: int = 1) -> None:
+        self._tickets.release(steps)
+
+    def open_for_good(self) -> None:
+        self._is_open = True
+        self._tickets.release(1000)
+
+
+def pause() -> None:
+    """For ``before_step``: lets other threads have the interpreter lock, as a real step does."""
+    time.sleep(0.001)
 
 
 class FakeHandle:
@@ -45,13 +94,22 @@ class FakeExecutor:
 
     Steps wait in a queue until their result is asked for and then run in order, so that several can be in flight.
     ``errors`` maps a request id to the position whose row fails; ``failing_steps`` holds ids of steps that fail as a
-    whole. ``batches`` is the record of everything submitted.
+    whole. ``next_token`` may replace ``fake_token``; ``before_step`` is called before each step runs and may wait.
+    ``batches`` is the record of everything submitted.
     """
 
-    def __init__(self, info: ExecutorInfo, errors: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        errors: dict[str, int] | None = None,
+        next_token: Callable[[FakeSequence], int] | None = None,
+        before_step: Callable[[], object] = lambda: None,
+    ) -> None:
         self.info = info
         self.errors = errors or {}
-        self.failing_steps: set[int] = set()
+        self.failing_steps: Container[int] = ()
+        self._next_token = next_token or self._fake_token
+        self._before_step = before_step
         self.batches: list[ScheduledBatch] = []
         self.sequences: dict[str, FakeSequence] = {}
         self._queue: deque[ScheduledBatch] = deque()
@@ -73,6 +131,7 @@ class FakeExecutor:
         return self._results.pop(step_id)
 
     def _run(self, batch: ScheduledBatch) -> StepResult:
+        self._before_step()
         for request_id in batch.released:
             self._release(request_id)
         for new in batch.admitted:
@@ -104,12 +163,15 @@ class FakeExecutor:
         assert row.samples == (end == len(sequence.token_ids)), f"{row} of {len(sequence.token_ids)} tokens"
         sequence.num_computed = end
         failing = self.errors.get(row.request_id, -1) in range(row.start, end)
-        token_id = fake_token(row.request_id, end, self.info.vocab_size)
+        token_id = self._next_token(sequence)
         if row.samples:
             sequence.token_ids.append(token_id)
         if failing:
             return SampledToken(row.request_id, 0, error=f"row of {row.request_id} failed")
-        return SampledToken(row.request_id, token_id) if row.samples else None
+        return SampledToken(row.request_id, token_id, fake_logprobs(sequence, token_id)) if row.samples else None
+
+    def _fake_token(self, sequence: FakeSequence) -> int:
+        return fake_token(sequence.new.request_id, sequence.num_computed, self.info.vocab_size)
 
     def _release(self, request_id: str) -> None:
         for block_id in self.sequences.pop(request_id).block_table:

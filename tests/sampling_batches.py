@@ -1,5 +1,6 @@
 """``SamplingBatch``es from one small dictionary a row: what a row does not mention is off."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,21 @@ _SCALARS: dict[str, tuple[Any, Any]] = {
 
 
 def sampling_batch(*rows: dict[str, Any]) -> SamplingBatch:
-    """Keys: ``bias`` {id: value}, ``banned`` ids, ``prompt`` ids, ``output`` {id: count}, and the scalars above."""
+    """Keys: ``bias`` {id: value}, ``banned`` ids, ``prompt`` ids, ``output`` {id: count}, and the scalars above.
+
+    Ids of ``prompt`` and ``output`` are given in ascending order.
+    """
     unknown = {key for row in rows for key in row} - {*_SCALARS, "bias", "banned", "prompt", "output"}
     assert not unknown, unknown
     scalars = {
-        name: np.array([row.get(name, default) for row in rows], dtype)
-        for name, (dtype, default) in _SCALARS.items()
+        name: np.array([row.get(name, default) for row in rows], dtype) for name, (dtype, default) in _SCALARS.items()
     }
     scalars["seeds"], scalars["positions"] = scalars.pop("seed"), scalars.pop("position")
     ragged = {}
     for name in ("bias", "banned", "prompt", "output"):
         lists = [list(row.get(name, ())) for row in rows]
         ragged[f"{name}_starts"] = np.cumsum([0, *map(len, lists)]).astype(np.int32)
-        ragged[f"{name}_ids"] = np.array(sum(lists, []), np.int32)
+        ragged[f"{name}_ids"] = np.array(list(chain.from_iterable(lists)), np.int32)
     biases = [value for row in rows for value in row.get("bias", {}).values()]
     counts = [count for row in rows for count in row.get("output", {}).values()]
     return SamplingBatch(

@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "headway"
 
 CORE_VALUES = ("core.request", "core.batch", "core.executor")
-COMMON = ("config", "errors")  # anyone may
+COMMON = ("config", "errors", "__version__")  # anyone may
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,14 @@ class TinyModel:
     tensors: dict[str, np.ndarray]  # float32, Hugging Face names and row order
 
 
-def tiny_model(family: str, seed: int = 0, **changes: Any) -> TinyModel:
-    """A random model; ``changes`` replace entries of config.json (None removes one)."""
+def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
+    """config.json of a tiny model; ``changes`` replace entries (None removes one)."""
     config = {**_BASE, **_FAMILY[family], **changes}
-    config = {key: value for key, value in config.items() if value is not None}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def tiny_model(family: str, seed: int = 0, **changes: Any) -> TinyModel:
+    config = tiny_config(family, **changes)
     rng = np.random.default_rng(seed)
     tensors = {name: _random_tensor(name, shape, family, rng) for name, shape in _shapes(family, config).items()}
     return TinyModel(family, config, tensors)

@@ -7,7 +7,8 @@ blocks) travel in ``core.executor.ExecutorInfo``.
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from headway.errors import ConfigError
 
@@ -58,6 +59,17 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets for a field it leaves out. None: the model's own default, or the neutral value."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
@@ -65,6 +77,7 @@ class ServerConfig:
     drain_s: float = 30.0  # how long SIGTERM waits for what runs
     send_buffer_bytes: int = 1 << 20  # unread output held for a slow client before its stream is aborted
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
 
 
 def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
-    known = {f.name for f in fields(part)}
+    known = {f.name: f.type for f in fields(part)}
     changes: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + key
@@ -109,11 +122,13 @@ def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
                 raise ConfigError(f"{name} is a group of settings, not a value")
             changes[key] = _merge(current, value, name + ".")
         else:
-            changes[key] = _coerce(name, value, type(current))
+            changes[key] = _coerce(name, value, known[key])
     return replace(part, **changes)
 
 
-def _coerce(name: str, value: Any, kind: type) -> Any:
+def _coerce(name: str, value: Any, declared: Any) -> Any:
+    """``value`` as the declared type: one of bool, int, float, str, or one of these ``| None`` (TOML has no null)."""
+    kind = next(k for k in (get_args(declared) or (declared,)) if k is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

@@ -1,6 +1,6 @@
 """Writes the expected values of this folder with transformers, in float32. Needed only to add a case.
 
-    pip install '.[oracle]' tokenizers
+    pip install '.[oracle]'
     python tests/golden/write_golden.py                                    every tiny model
     python tests/golden/write_golden.py --gguf smollm2-135m=MODEL.gguf     a catalogue model on text.txt
 
@@ -47,19 +47,16 @@ def record_tiny(case: GoldenCase) -> None:
         )
         logits = logits_of(oracle, case.token_ids())
     np.savez(case.path, logits=logits, digest=np.array(digest(case.model())))
-    print(f"{case.path.name}: {case.path.stat().st_size} bytes, logits {logits.std():.2f} +- around {logits.mean():.2f}")
+    print(
+        f"{case.path.name}: {case.path.stat().st_size} bytes, logits {logits.std():.2f} +- around {logits.mean():.2f}"
+    )
 
 
 def record_text(name: str, path: Path) -> None:
-    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the log of the sum of all exponentials.
-
-    ``last_logits`` are all of the last position's.
-    """
+    """Of each position of text.txt: the ``NUM_TOP`` largest logits, their ids, and the logsumexp of all logits."""
     load = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        **load, dtype=torch.float32, attn_implementation="eager"
-    )
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32, attn_implementation="eager")
     token_ids = tokenizer((GOLDEN / "text.txt").read_text())["input_ids"]
     logits = logits_of(oracle, token_ids)
     top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_TOP]
@@ -70,7 +67,6 @@ def record_text(name: str, path: Path) -> None:
         top_ids=top_ids.astype(np.min_scalar_type(logits.shape[1])),
         top_logits=np.take_along_axis(logits, top_ids, axis=1),
         logsumexp=torch.tensor(logits, dtype=torch.float64).logsumexp(dim=1).numpy(),
-        last_logits=logits[-1],
     )
     print(f"{target.name}: {target.stat().st_size} bytes, {len(token_ids)} tokens")
 

@@ -208,7 +208,11 @@ def test_row_wise_ops_do_not_depend_on_neighbours_or_memory(kind):
 @pytest.mark.parametrize("window", [0, 5])
 def test_attention_does_not_depend_on_chunks_blocks_or_other_requests(window):
     kv_heads, group, d, length = 2, 3, 16, 23
-    q, k, v = floats(length, kv_heads * group * d), floats(length, kv_heads * d, seed=1), floats(length, kv_heads * d, seed=2)
+    q, k, v = (
+        floats(length, kv_heads * group * d),
+        floats(length, kv_heads * d, seed=1),
+        floats(length, kv_heads * d, seed=2),
+    )
     rope = rope_table(32, d)
 
     def run(table, chunks, neighbour):

@@ -36,6 +36,8 @@ class Life:
             max_in_flight=self.rng.randint(1, 3),
         )
         self.driver, self.executor = make_driver(info, self.config)
+        self.failing_steps: set[int] = set()
+        self.executor.failing_steps = self.failing_steps
         self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
         self.requests: dict[str, Request] = {}
         self.refused: list[Request] = []
@@ -86,7 +88,7 @@ class Life:
         elif driver.in_flight and rng.random() < 0.4:
             driver.finish()
         elif rng.random() < self.step_failure_rate:
-            self.executor.failing_steps.add(driver.core.num_steps)
+            self.failing_steps.add(driver.core.num_steps)
         elif not driver.begin():
             if driver.in_flight:
                 driver.finish()
@@ -137,7 +139,7 @@ class Life:
             assert (answer.token_ids, answer.finish_reason) == (tokens, reason)
             assert answer.last.stop_token_id == (tokens[-1] if reason is FinishReason.STOP else None)
         elif answer.finish_reason is FinishReason.ERROR:
-            assert request.request_id in self.executor.errors or self.executor.failing_steps
+            assert request.request_id in self.executor.errors or self.failing_steps
         else:
             assert self.abort_rate > 0
 

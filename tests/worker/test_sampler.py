@@ -39,7 +39,9 @@ def test_batch_carries_each_rows_own_parameters():
     rows = [
         state(temperature=0.5, top_k=-1, top_p=0.9, seed=-1),
         state(min_p=0.1, repetition_penalty=1.5, prompt=(5, 5, 3), output=(9, 9, 4)),
-        state(presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 1.5), (2, -100.0)), logprobs=3, output=(4,)),
+        state(
+            presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 1.5), (2, -100.0)), logprobs=3, output=(4,)
+        ),
     ]
     batch = SAMPLER.batch(rows)
     assert batch.temperature.tolist() == [0.5, 0, 0]
@@ -55,8 +57,8 @@ def test_batch_carries_each_rows_own_parameters():
     assert (batch.bias_starts.tolist(), batch.bias_ids.tolist()) == ([0, 0, 0, 2], [7, 2])
     assert batch.bias_values.tolist() == [1.5, -100]
     assert (batch.prompt_starts.tolist(), batch.prompt_ids.tolist()) == ([0, 0, 2, 2], [3, 5])
-    assert (batch.output_starts.tolist(), batch.output_ids.tolist()) == ([0, 0, 2, 3], [9, 4, 4])
-    assert batch.output_counts.tolist() == [2, 1, 1]
+    assert (batch.output_starts.tolist(), batch.output_ids.tolist()) == ([0, 0, 2, 3], [4, 9, 4])
+    assert batch.output_counts.tolist() == [1, 2, 1]
 
 
 def test_arrays_have_the_types_and_layout_kernels_read():
@@ -102,6 +104,14 @@ def test_textless_ids_are_never_chosen():
 def test_penalties_follow_the_output_as_it_grows():
     request = state(presence_penalty=2.0)
     assert [SAMPLER.sample(logits([0, 3, 2, 0]), [request])[0].token_id for _ in range(3)] == [1, 2, 1]
+
+
+def test_output_ids_stay_distinct_and_ascending():
+    request = state(frequency_penalty=0.1, output=(7, 3, 7))
+    for token_id in (5, 3, 9, 0, 3):
+        request.append(token_id)
+    assert request.output_ids.tolist() == [0, 3, 5, 7, 9]
+    assert request.output_counts.tolist() == [1, 3, 1, 2, 1]
 
 
 def test_a_failed_row_says_why_and_harms_no_other():

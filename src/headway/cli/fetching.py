@@ -14,15 +14,15 @@ from headway.model.resolve import ResolvedModel, pull_model, resolve_model
 def resolve_in_terminal(name: str, config: ModelConfig, console: Console) -> ResolvedModel:
     """``resolve_model`` with progress and, where somebody can answer, the licence question."""
     with TerminalProgress(console) as progress:
-        return resolve_model(name, config, progress, _licence_question(config, progress))
+        return resolve_model(name, config, progress, licence_question(config, progress))
 
 
 def pull_in_terminal(name: str, config: ModelConfig, console: Console) -> ResolvedModel:
     with TerminalProgress(console) as progress:
-        return pull_model(name, config, progress, _licence_question(config, progress))
+        return pull_model(name, config, progress, licence_question(config, progress))
 
 
-def _licence_question(config: ModelConfig, progress: TerminalProgress) -> AskLicence | None:
+def licence_question(config: ModelConfig, progress: TerminalProgress) -> AskLicence | None:
     """How a licence is accepted here: by the setting (it is still shown), by answering, or not at all."""
     console = progress.console
 

@@ -1,6 +1,7 @@
 """What every command does the same way: where output and messages go, how errors end it, how long work is shown."""
 
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,3 +82,11 @@ class TerminalProgress:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def show_text(text: str) -> None:
+    """A piece of a model's answer, at once; to a terminal, without the control characters that could repaint it."""
+    if sys.stdout.isatty():
+        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    sys.stdout.write(text)
+    sys.stdout.flush()

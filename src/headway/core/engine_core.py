@@ -7,7 +7,7 @@ from headway.core.admission import Admission, Load, admit
 from headway.core.batch import RequestOutput, ScheduledBatch, StepResult
 from headway.core.executor import Executor, StepHandle
 from headway.core.kv_cache_manager import KVCacheManager
-from headway.core.request import Request
+from headway.core.request import FinishReason, Request
 from headway.core.request_queue import FirstComeFirstServed
 from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError
@@ -59,9 +59,14 @@ class EngineCore:
             self._scheduler.add(request)
         return admission
 
-    def abort_request(self, request_id: str, now: float) -> RequestOutput | None:
-        """Frees its blocks now and returns its last output; None when it has ended already or was never admitted."""
-        return self._scheduler.abort(request_id, now)
+    def abort_request(
+        self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT
+    ) -> RequestOutput | None:
+        """Frees its blocks now and returns its last output; None when it has ended already or was never admitted.
+
+        ``reason`` is STOP when the engine has found a stop string in the text, which the core cannot see.
+        """
+        return self._scheduler.abort(request_id, now, reason)
 
     def begin_step(self, now: float) -> InFlightStep | None:
         """Starts the next step; None when nothing can start before a step in flight is finished or a request comes."""

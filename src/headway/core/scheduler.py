@@ -114,10 +114,10 @@ class Scheduler:
             self._finish(request, FinishReason.ERROR, now, error=error) for request in requests if request is not None
         ]
 
-    def abort(self, request_id: str, now: float) -> RequestOutput | None:
+    def abort(self, request_id: str, now: float, reason: FinishReason) -> RequestOutput | None:
         """Ends a request and returns its last output; None when the id is unknown or has ended."""
         request = self._requests.get(request_id)
-        return None if request is None else self._finish(request, FinishReason.ABORT, now)
+        return None if request is None else self._finish(request, reason, now)
 
     def check_integrity(self) -> None:
         """RuntimeError unless blocks and requests add up."""

@@ -29,7 +29,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One token of the answer with its exact bytes; ``top`` holds the alternatives, most likely first."""
+    """One token of the answer; ``top`` holds the alternatives, most likely first.
+
+    ``bytes`` are exactly what the token adds to the text: nothing, for a special token that is skipped.
+    """
 
     token_id: int
     text: str  # readable; U+FFFD where the bytes are not whole characters
@@ -42,8 +45,10 @@ class TokenText:
 class OutputDelta:
     """A piece of one answer. The concatenated ``text`` of all deltas is the whole answer, exactly.
 
-    ``tokens`` holds log probabilities when they were asked for, else it is empty. The last delta, and only it, carries
-    ``finish_reason``; ``stop_reason`` is then the stop string or stop token id that matched, if one did.
+    ``token_ids`` are all that were generated, a token that ended the answer included. ``tokens`` holds those that are
+    part of the text, with log probabilities, when these were asked for, else it is empty. The last delta, and only it,
+    carries ``finish_reason``; ``stop_reason`` is then the stop string or the id in ``stop_token_ids`` that matched, if
+    one did.
     """
 
     text: str
@@ -52,6 +57,35 @@ class OutputDelta:
     usage: Usage
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A whole answer, as ``LLM`` returns it. ``error`` says what happened when ``finish_reason`` is ERROR."""
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    tokens: tuple[TokenText, ...]
+    usage: Usage
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartupReport:
+    """What loading came to. ``load_s`` counts from the settings to an engine that is ready."""
+
+    weights_bytes: int
+    workspace_bytes: int
+    kv_bytes: int
+    num_blocks: int
+    block_size: int  # tokens
+    max_context: int  # tokens
+    threads: int
+    isa: str  # the kernels in use: "avx512", "reference"
+    load_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Decoder:
     """Owns a model's weights as handles of one backend, and the function from a step's tokens to its logits.
 
     Reads ``weights`` a layer at a time, so that no more than one layer exists twice; ``on_layer(done, total)`` is told
-    after each. ``kv_layers`` holds one KV cache a layer; ``max_context`` bounds the positions (rows of the rope tables).
+    after each. ``kv_layers`` holds one KV cache a layer; ``max_context`` bounds the positions (the rope tables' rows).
     """
 
     def __init__(
@@ -132,5 +132,6 @@ def _stack(parts: tuple[Matrix, ...], biases: tuple[Vector | None, ...]) -> Line
     """Matrices of one input as one operand; a missing bias among present ones is zero."""
     if all(bias is None for bias in biases):
         return LinearWeight(parts)
-    filled = [np.zeros(part.shape[0], np.float32) if bias is None else bias for part, bias in zip(parts, biases, strict=True)]
+    pairs = zip(parts, biases, strict=True)
+    filled = [np.zeros(part.shape[0], np.float32) if bias is None else bias for part, bias in pairs]
     return LinearWeight(parts, np.concatenate(filled))

@@ -132,9 +132,9 @@ class SamplingBatch:
     bias_values: Float32
     banned_starts: Int32  # ids that may not be chosen: EOS and stops before min_tokens, ids without text
     banned_ids: Int32
-    prompt_starts: Int32  # distinct ids of the prompt (repetition penalty counts them)
+    prompt_starts: Int32  # distinct ids of the prompt, ascending (the repetition penalty counts them)
     prompt_ids: Int32
-    output_starts: Int32  # distinct ids of the output, with how often each occurred
+    output_starts: Int32  # distinct ids of the output, ascending, with how often each occurred
     output_ids: Int32
     output_counts: Int32
 

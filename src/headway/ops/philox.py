@@ -1,7 +1,7 @@
 """Counter-based random numbers: a token's noise is a pure function of (seed, position, token id).
 
-Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). There is no state to carry, so a row
-draws the same noise alone or in a batch, on one thread or many, before or after a preemption, in any implementation:
+Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). There is no state to carry, so a
+row draws the same noise alone or in a batch, on one thread or many, preempted or not, in any implementation:
 
     key     = (low 32 bits of the seed, high 32 bits of the seed)
     counter = (token_id // 4, position, 0, 0)
@@ -9,8 +9,8 @@ draws the same noise alone or in a batch, on one thread or many, before or after
     u       = ((word >> 9) + 0.5) * 2**-23
     noise   = -log(-log(u))
 
-23 bits, because ``u`` is then exact in float32 and never 0 or 1: with 24, the largest word would round to u = 1 and give
-one token infinite noise, once in 2**24 draws, which a vocabulary of 50,000 meets every few hundred tokens.
+23 bits, because ``u`` is then exact in float32 and never 0 or 1: with 24, the largest word would round to u = 1 and
+give one token infinite noise, once in 2**24 draws, which a vocabulary of 50,000 meets every few hundred tokens.
 """
 
 import numpy as np

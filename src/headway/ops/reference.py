@@ -1,9 +1,9 @@
 """The reference backend: the op contract in NumPy float32, written to be read.
 
-First the mathematics, as plain functions of ONE row. ``ReferenceOps`` maps them over the rows of a step, one by one, so that
-law 1 holds by construction: no arithmetic ever sees two rows, and BLAS is only asked for products whose shape does not
-depend on the batch. It is for small models and for checking faster backends against: weights are dequantised to float32 and
-nothing else is rounded, except KV where the layout says bf16.
+First the mathematics, as plain functions of ONE row. ``ReferenceOps`` maps them over the rows of a step, one by one, so
+that law 1 holds by construction: no arithmetic ever sees two rows. (``linear`` alone takes all rows at once, and sums
+each output by itself.) It is for small models and for checking faster backends against: weights are dequantised to
+float32 and nothing else is rounded, except KV where the layout says bf16.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def rotate(x: Float32, cos: Float32, sin: Float32) -> Float32:
 
 def attend(q: Float32, keys: Float32, values: Float32, scale: float) -> Float32:
     """One query row over the whole of ``keys`` and ``values`` [length, kv_heads, d]."""
-    length, kv_heads, d = keys.shape
+    _, kv_heads, d = keys.shape
     q = q.reshape(kv_heads, -1, d)  # [kv_heads, group, d]
     scores = q @ keys.transpose(1, 2, 0) * np.float32(scale)  # [kv_heads, group, length]
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))  # [kv_heads, group, length]
@@ -60,7 +60,9 @@ def silu(x: Float32) -> Float32:
 
 def gelu_tanh(x: Float32) -> Float32:
     """The tanh form of GELU (Hendrycks and Gimpel, 2016)."""
-    return np.float32(0.5) * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+    with np.errstate(over="ignore"):  # tanh of an infinity is the right limit
+        inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
 ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {"silu": silu, "gelu_tanh": gelu_tanh}
@@ -103,7 +105,7 @@ class KVCache:
         self.values[block_id, offset] = rounded(value).reshape(shape)
 
     def read(self, block_table: Int32, first: int, last: int) -> tuple[Float32, Float32]:
-        """Keys and values of positions ``first .. last``, [length, kv_heads, d] each. Touches only the blocks they are in."""
+        """Keys and values of positions ``first .. last``, [length, kv_heads, d] each. Touches only their blocks."""
         size = self.layout.block_size
         blocks = block_table[first // size : last // size + 1]
         _check_owned(blocks.min())
@@ -135,7 +137,7 @@ class ReferenceOps:
         return each_row(lambda row: rms_norm(row, weight, eps), x, x.shape[1])
 
     def linear(self, x: Float32, weight: LoadedLinear) -> Float32:
-        y = each_row(lambda row: weight.weight @ row, x, len(weight.weight))
+        y = np.einsum("nk,ok->no", x, weight.weight)  # one dot product an output, where x @ W^T would tile over rows
         return y if weight.bias is None else y + weight.bias
 
     def columns(self, x: Float32, start: int, width: int) -> Float32:

@@ -1,6 +1,6 @@
 """What sampling means, one row at a time, in plain NumPy. Every backend's sampler is tested against this.
 
-The order of effects, all in float32 on a copy of the row's logits (each step leaves neutral parameters' rows untouched):
+The order of effects, all in float32 on a copy of the row's logits (neutral values change nothing):
 
     1  logit_bias is added
     2  banned ids become -inf
@@ -8,7 +8,7 @@ The order of effects, all in float32 on a copy of the row's logits (each step le
     4  presence and frequency penalties, on each id of the output: - presence - frequency * count
     5  temperature t below 1e-5: the largest logit, lowest id on a tie, and done; else w = (logit - largest) / t
     6  top_k keeps the k largest, ties to the lower id
-    7  top_p keeps the shortest run of the most likely whose probability, renormalised after top_k, reaches p; never none
+    7  top_p keeps the fewest most likely whose probability, renormalised after top_k, reaches p; always one
     8  min_p keeps those at least min_p times as likely as the most likely
     9  the token is the kept one with the largest w + noise (``philox.gumbel_noise``), lowest id on a tie
 
@@ -108,7 +108,7 @@ def kept_ids(w: Float32, top_k: int, top_p: float, min_p: float) -> Ids:
 
 
 def log_softmax(row: Float32) -> Float32:
-    """Natural log-probabilities [vocabulary] of unmodified logits, summed in float64, floored so that all are finite."""
+    """Natural log-probabilities [vocabulary] of unmodified logits, summed in float64; floored, so all finite."""
     shifted = row.astype(np.float64) - row.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())
     return np.maximum(logprobs, LOGPROB_FLOOR).astype(np.float32)

@@ -1,6 +1,5 @@
 """From logits to tokens: each request's sampling state, and the batch of parameters a backend samples with."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -33,8 +32,8 @@ _NO_IDS = np.zeros(0, np.int32)
 class SamplingState:
     """What sampling remembers of one request between steps.
 
-    Built from a ``NewRequest`` (whose ``token_ids`` hold output too after a preemption) and changed by ``append`` alone.
-    Prompt ids and output counts are kept only where a penalty needs them. Arrays are made once, not once a step.
+    Built from a ``NewRequest`` (whose ``token_ids`` hold output too after a preemption) and changed by ``append``.
+    Prompt and output ids, ascending, are kept only where a penalty needs them. Arrays are made once, not once a step.
     """
 
     def __init__(self, request: NewRequest) -> None:
@@ -47,16 +46,26 @@ class SamplingState:
         self.logprobs = params.logprobs
         self.bias_ids = _ids(token_id for token_id, _ in params.logit_bias)
         self.bias_values = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._has_penalty = _has_penalty(params)
         self.prompt_ids = _ids(sorted(set(prompt))) if params.repetition_penalty != 1 else _NO_IDS
-        self.output_counts = Counter(output) if _has_penalty(params) else None
+        self.output_ids, self.output_counts = _NO_IDS, _NO_IDS
+        if self._has_penalty and output:
+            ids, counts = np.unique(output, return_counts=True)
+            self.output_ids, self.output_counts = ids.astype(np.int32), counts.astype(np.int32)
         self._end_ids = _ids(sorted({*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}))
         self._may_end_at = request.num_prompt_tokens + params.min_tokens
         self._fixed_scalars = _fixed_scalars(params)
 
     def append(self, token_id: int) -> None:
         self.num_tokens += 1
-        if self.output_counts is not None:
-            self.output_counts[token_id] += 1
+        if not self._has_penalty:
+            return
+        i = int(np.searchsorted(self.output_ids, token_id))
+        if i < len(self.output_ids) and self.output_ids[i] == token_id:
+            self.output_counts[i] += 1
+        else:
+            self.output_ids = np.insert(self.output_ids, i, token_id)
+            self.output_counts = np.insert(self.output_counts, i, 1)
 
     @property
     def scalars(self) -> tuple[float, ...]:
@@ -97,11 +106,10 @@ class Sampler:
     def batch(self, states: Sequence[SamplingState]) -> SamplingBatch:
         """The next token's parameters of each row. Changes nothing."""
         scalars = np.array([state.scalars for state in states], _SCALARS)
-        counts = [state.output_counts or {} for state in states]
         bias_starts, bias_ids = _ragged([state.bias_ids for state in states])
         banned_starts, banned_ids = _ragged([self._banned(state) for state in states])
         prompt_starts, prompt_ids = _ragged([state.prompt_ids for state in states])
-        output_starts, output_ids = _ragged([_ids(count) for count in counts])
+        output_starts, output_ids = _ragged([state.output_ids for state in states])
         return SamplingBatch(
             **{name: np.ascontiguousarray(scalars[name]) for name in _SCALARS.names or ()},
             bias_starts=bias_starts,
@@ -113,7 +121,7 @@ class Sampler:
             prompt_ids=prompt_ids,
             output_starts=output_starts,
             output_ids=output_ids,
-            output_counts=_ragged([_ids(count.values()) for count in counts])[1],
+            output_counts=np.concatenate([_NO_IDS, *(state.output_counts for state in states)]),
         )
 
     def _banned(self, state: SamplingState) -> Int32:

@@ -1,0 +1,71 @@
+"""``headway serve``: the OpenAI-compatible server."""
+
+import json
+import shlex
+from typing import Any
+
+from rich.table import Table
+
+from headway.cli.options import ENGINE_SETTINGS, SERVER_SETTINGS, configured
+from headway.cli.terminal import output
+from headway.config import Config
+from headway.engine.generation import ModelCard, StartupReport
+from headway.model.progress import format_bytes
+
+
+@configured(*SERVER_SETTINGS, *ENGINE_SETTINGS)
+def serve(*, config: Config) -> None:
+    """Serve a model over HTTP, as OpenAI does. Ctrl-C lets what runs finish."""
+    from headway.cli.loading import running_engine
+    from headway.server.app import create_app
+    from headway.server.serve import bind
+    from headway.server.serve import serve as serve_app
+
+    listener = bind(config.server)
+    with running_engine(config) as running:
+        app = create_app(running.engine, config.server)
+        listener.listen()  # whoever pastes the line below at once waits for the server instead of being refused
+        url = server_url(listener.getsockname())
+        print_start(running.engine.card, running.report, url, running.engine.chat_template is not None)
+        serve_app(app, listener, config.server)
+
+
+def server_url(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def print_start(card: ModelCard, report: StartupReport, url: str, has_chat: bool) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in start_facts(card, report, url):
+        table.add_row(label, value)
+    console = output()
+    console.print(table, highlight=False, markup=False)
+    console.print(curl_line(card.name, url, has_chat), highlight=False, markup=False, soft_wrap=True)
+
+
+def start_facts(card: ModelCard, report: StartupReport, url: str) -> list[tuple[str, str]]:
+    blocks = f"{report.num_blocks} blocks of {report.block_size} = {report.num_blocks * report.block_size} tokens"
+    return [
+        ("model", f"{card.name} ({card.family}, {card.num_parameters / 1e6:.0f}M parameters), {card.quantisation}"),
+        ("weights", format_bytes(report.weights_bytes)),
+        ("workspace", format_bytes(report.workspace_bytes)),
+        ("KV pool", f"{format_bytes(report.kv_bytes)} = {blocks}"),
+        ("context", f"{report.max_context} tokens"),
+        ("threads", f"{report.threads}, {report.isa} kernels"),
+        ("ready in", f"{report.load_s:.1f} s"),
+        ("URL", url),
+    ]
+
+
+def curl_line(model: str, url: str, has_chat: bool) -> str:
+    """A command that answers when it is pasted."""
+    question = "What is a headway?"
+    path, body = (
+        ("chat/completions", {"model": model, "messages": [{"role": "user", "content": question}]})
+        if has_chat
+        else ("completions", {"model": model, "prompt": "The train leaves", "max_tokens": 50})
+    )
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

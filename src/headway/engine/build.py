@@ -1,0 +1,62 @@
+"""From settings to an engine's parts: the one place where the engine meets the worker."""
+
+import time
+
+from headway.config import Config
+from headway.engine.chat_template import ChatTemplate
+from headway.engine.generation import ModelCard, StartupReport
+from headway.engine.parts import EngineParts
+from headway.engine.tokenizer import Tokenizer, load_tokenizer
+from headway.worker.load import AskLicence, LoadedModel, Progress, load_model, silent
+
+
+def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLicence | None = None) -> EngineParts:
+    """Loads the model, its tokenizer and its chat template. ``progress(what, done, total)`` is told how far it is.
+
+    Raises a ``ModelError`` when the model cannot be had or is not sound, ``ConfigError`` for settings it cannot work with.
+    """
+    started = time.perf_counter()
+    model = load_model(config, progress, ask_licence)
+    tokenizer = load_tokenizer(model.tokenizer_files)
+    source = model.tokenizer_files.chat_template
+    return EngineParts(
+        executor=model.make_executor(_textless_ids(tokenizer, model.info.vocab_size)),
+        tokenizer=tokenizer,
+        chat_template=None if source is None else ChatTemplate(source, tokenizer),
+        card=_card(config, model),
+        eos_token_ids=frozenset(model.architecture.eos_token_ids or tokenizer.eos_token_ids),
+        generation_defaults=model.generation_defaults,
+        report=_report(model, time.perf_counter() - started),
+    )
+
+
+def _textless_ids(tokenizer: Tokenizer, num_logits: int) -> list[int]:
+    """Rows of the output matrix that stand for no token: padding, mostly."""
+    return [token_id for token_id in range(num_logits) if not tokenizer.has_text(token_id)]
+
+
+def _card(config: Config, model: LoadedModel) -> ModelCard:
+    return ModelCard(
+        name=config.model.name,
+        family=model.architecture.family,
+        quantisation=model.quantisation,
+        revision=model.resolved.revision,
+        digest=model.resolved.digest,
+        max_context=model.info.max_context,
+        vocab_size=model.info.vocab_size,
+        num_parameters=model.num_parameters,
+    )
+
+
+def _report(model: LoadedModel, seconds: float) -> StartupReport:
+    return StartupReport(
+        weights_bytes=model.weights_bytes,
+        workspace_bytes=model.workspace_bytes,
+        kv_bytes=model.kv_bytes,
+        num_blocks=model.info.num_blocks,
+        block_size=model.info.block_size,
+        max_context=model.info.max_context,
+        threads=model.threads,
+        isa=model.kernels,
+        load_s=seconds,
+    )

@@ -1,0 +1,36 @@
+import json
+import shlex
+
+import pytest
+from engines import REPORT
+
+from fake_engine import FakeEngine
+from headway.cli.serve import curl_line, print_start, server_url
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [(("127.0.0.1", 8000), "http://127.0.0.1:8000"), (("::1", 80, 0, 0), "http://[::1]:80")],
+)
+def test_urls(address: tuple[object, ...], url: str) -> None:
+    assert server_url(address) == url
+
+
+@pytest.mark.parametrize("has_chat", [True, False])
+def test_the_curl_line_is_one_command_whatever_the_model_is_called(has_chat: bool) -> None:
+    name = 'it\'s "odd" $HOME'
+    line = curl_line(name, "http://127.0.0.1:8000", has_chat)
+    words = shlex.split(line)
+    assert words[0] == "curl" and words[1].endswith("/v1/chat/completions" if has_chat else "/v1/completions")
+    assert words[2:4] == ["-H", "Content-Type: application/json"]
+    assert json.loads(words[-1])["model"] == name
+
+
+def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.CaptureFixture[str]) -> None:
+    print_start(FakeEngine("my[bold]model").card, REPORT, "http://127.0.0.1:8000", True)
+    text = capsys.readouterr().out
+    for fact in ("my[bold]model", "Q8", "98.4 MB", "5.0 MB", "2048 blocks of 16 = 32768 tokens", "512 tokens"):
+        assert fact in text
+    for fact in ("2, avx512 kernels", "1.2 s", "http://127.0.0.1:8000"):
+        assert fact in text
+    assert any(line.startswith("curl ") for line in text.splitlines())

@@ -1,0 +1,43 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import Config, load_config
+from headway.errors import ConfigError
+
+
+def test_defaults_then_file_then_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "headway.toml"
+    file.write_text("[server]\nport = 9000\nhost = 'localhost'\n[server.sampling]\ntemperature = 1\n")
+    config = load_config(file, {"server.port": 9001, "model.name": "x"})
+    assert (config.server.port, config.server.host, config.model.name) == (9001, "localhost", "x")
+    assert config.server.sampling.temperature == 1.0 and config.server.sampling.top_k is None
+    assert config.scheduler == Config().scheduler
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("server.port", "80"),
+        ("server.port", True),
+        ("server.port", None),
+        ("server.sampling.top_k", 1.5),
+        ("server.sampling.temperature", "hot"),
+        ("server.sampling.temperature", True),
+        ("server", 5),
+        ("server.prot", 5),
+        ("model.accept_licence", 1),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        load_config(None, {name: value})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[server")
+    for path in (broken, tmp_path / "missing.toml"):
+        with pytest.raises(ConfigError, match=path.name):
+            load_config(path)
