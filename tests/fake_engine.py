@@ -22,6 +22,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<s>"
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = {BOS: b"<s>", EOS: b"</s>"} if not skip_special_tokens else {}
         return b"".join(shown.get(i, b"") if i >= 256 else bytes([i]) for i in token_ids).decode(errors="replace")

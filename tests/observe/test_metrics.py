@@ -1,5 +1,6 @@
-from headway.observe.metrics import ITL_BUCKETS, TTFT_BUCKETS, Metrics
-from headway.observe.stats import EngineStats
+from headway.observe.histogram import Histogram
+from headway.observe.metrics import Metrics
+from headway.observe.stats import ITL_BUCKETS, TTFT_BUCKETS, EngineStats
 
 
 def series(metrics: Metrics) -> dict[str, float]:
@@ -61,6 +62,20 @@ def test_bucket_bounds() -> None:
     for name, buckets in (("time_to_first_token", TTFT_BUCKETS), ("inter_token_latency", ITL_BUCKETS)):
         for bound in buckets:
             assert f'headway_{name}_seconds_bucket{{le="{float(bound)}",model="m"}}' in text
+
+
+def test_the_engines_histograms_are_shown_cumulated() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 3.0):
+        histogram.observe(value)
+    counts = histogram.snapshot()
+    histogram.observe(0.05)
+    assert counts.counts == (2, 1, 1)
+    values = series(Metrics("m", lambda: EngineStats(step_seconds=counts)))
+    name = "headway_step_seconds"
+    buckets = [values[f'{name}_bucket{{le="{bound}",model="m"}}'] for bound in ("0.1", "1.0", "+Inf")]
+    assert buckets == [2, 3, 4] and values[f'{name}_count{{model="m"}}'] == 4
+    assert values[f'{name}_sum{{model="m"}}'] == 3.65
 
 
 def test_registries_are_apart() -> None:

@@ -1,11 +1,12 @@
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_engine import BOS, FakeEngine
 
+from fake_engine import BOS, CONTEXT, FakeEngine, FakeTokenizer
 from headway.config import LimitsConfig, SamplingDefaults
-from headway.errors import HeadwayError, InvalidRequest
+from headway.errors import HeadwayError, InvalidRequest, PromptTooLong
 from headway.server.errors import ApiError
 from headway.server.intake import OFF_LOOP_CHARS, Intake, Job, parse_prompts
 from headway.server.protocol import ChatRequest, CompletionRequest
@@ -15,12 +16,12 @@ LIMITS = LimitsConfig(max_n=4, max_prompts=3, max_choices=6, max_logprobs=5, max
 
 
 def chat(engine: FakeEngine | None = None, defaults: SamplingDefaults | None = None, **fields: Any) -> Job:
-    intake = Intake(engine or FakeEngine(), LIMITS, defaults or SamplingDefaults())
+    intake = Intake.over(engine or FakeEngine(), LIMITS, defaults or SamplingDefaults())
     return asyncio.run(intake.chat_job(ChatRequest.model_validate({"messages": [USER], **fields}), "label"))
 
 
 def complete(engine: FakeEngine | None = None, **fields: Any) -> Job:
-    intake = Intake(engine or FakeEngine(), LIMITS, SamplingDefaults())
+    intake = Intake.over(engine or FakeEngine(), LIMITS, SamplingDefaults())
     return asyncio.run(intake.completion_job(CompletionRequest.model_validate({"prompt": "hi", **fields}), "label"))
 
 
@@ -193,13 +194,27 @@ def test_an_answer_is_opened_unless_the_last_message_goes_on() -> None:
 
 def test_long_prompts_are_tokenised_off_the_event_loop() -> None:
     async def run(length: int) -> int:
-        intake = Intake(FakeEngine(), LIMITS, SamplingDefaults())
+        intake = replace(Intake.over(FakeEngine(), LIMITS, SamplingDefaults()), max_prompt_chars=10_000)
         tokens = await intake.encode("x" * length)
         assert tokens[0] == BOS
         return len(tokens)
 
     for length in (1, OFF_LOOP_CHARS, OFF_LOOP_CHARS + 1):
         assert asyncio.run(run(length)) == length + 1
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
+    class Untouched(FakeTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("tokenised")
+
+    engine = FakeEngine()
+    engine.tokenizer = Untouched()
+    text = "x" * (CONTEXT * 3 + 1)  # the longest token has 3 bytes
+    for ask, fields in ((complete, {"prompt": text}), (chat, {"messages": [{"role": "user", "content": text}]})):
+        with pytest.raises(PromptTooLong) as caught:
+            ask(engine, **fields)
+        assert str(len(text)) in caught.value.message and str(CONTEXT) in caught.value.message
 
 
 def test_errors_name_no_prompt() -> None:

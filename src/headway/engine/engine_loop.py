@@ -15,7 +15,8 @@ from headway.core.batch import RequestOutput
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.request import FinishReason, Request
 from headway.errors import EngineStopped
-from headway.observe.stats import EngineStats
+from headway.observe.histogram import Histogram
+from headway.observe.stats import ITL_BUCKETS, TTFT_BUCKETS, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class EngineLoop:
         self._listeners: dict[str, OnOutput] = {}
         self._num_admitted = 0
         self._finished = Counter({reason.value: 0 for reason in FinishReason})
+        self._admitted_at: dict[str, float] = {}  # of requests that have not been in a step yet
+        self._queue_seconds = Histogram(TTFT_BUCKETS)
+        self._step_seconds = Histogram(ITL_BUCKETS)
         self._stats = self._take_stats()
         self._when_idle: list[threading.Event] = []
         self._mailbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -116,6 +120,7 @@ class EngineLoop:
     def _turn(self) -> None:
         while not self._stopping and (step := self._core.begin_step(time.monotonic())) is not None:
             self._in_flight.append(step)
+            self._record_queue_times(step)
         if self._in_flight:
             self._finish_oldest_step()
         else:
@@ -126,6 +131,12 @@ class EngineLoop:
         if not self._listeners:
             self._report_idle()
 
+    def _record_queue_times(self, step: InFlightStep) -> None:
+        for new in step.batch.admitted:
+            admitted_at = self._admitted_at.pop(new.request_id, None)  # None when it comes back from a preemption
+            if admitted_at is not None:
+                self._queue_seconds.observe(time.monotonic() - admitted_at)
+
     def _finish_oldest_step(self) -> None:
         step = self._in_flight.popleft()
         try:
@@ -134,6 +145,7 @@ class EngineLoop:
             self._fail_step(step, error)
         else:
             self._num_failed_steps = 0
+            self._step_seconds.observe(result.seconds)
             self._deliver(self._core.finish_step(step, result, time.monotonic()))
 
     def _fail_step(self, step: InFlightStep, error: Exception) -> None:
@@ -156,6 +168,7 @@ class EngineLoop:
         if admission.is_admitted:
             self._num_admitted += 1
             self._listeners[request.request_id] = on_output
+            self._admitted_at[request.request_id] = time.monotonic()
         future.set_result(admission)
 
     def _abort(self, request_id: str, reason: FinishReason) -> None:
@@ -170,6 +183,7 @@ class EngineLoop:
             on_output = self._listeners[output.request_id]
             if output.finish_reason is not None:
                 del self._listeners[output.request_id]
+                self._admitted_at.pop(output.request_id, None)
                 self._finished[output.finish_reason.value] += 1
             if not _told(on_output, output) and output.finish_reason is None:
                 self._listeners[output.request_id] = _nobody
@@ -206,6 +220,8 @@ class EngineLoop:
             num_preemptions=core.num_preemptions,
             finished=dict(self._finished),
             kv_blocks={"used": core.num_blocks - core.num_free_blocks, "free": core.num_free_blocks},
+            queue_seconds=self._queue_seconds.snapshot(),
+            step_seconds=self._step_seconds.snapshot(),
         )
 
 

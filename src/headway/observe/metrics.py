@@ -4,17 +4,18 @@ The engine's counts are read at scrape time from one ``EngineStats``, so that wi
 running + waiting. Times and tokens are recorded as answers are delivered, with times as arguments.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from headway.observe.stats import EngineStats
+from headway.observe.histogram import HistogramCounts
+from headway.observe.stats import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS, EngineStats
 
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
-E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class Metrics:
@@ -26,8 +27,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model
         self.registry.register(_EngineCollector(model, stats))
-        self.queue_seconds = self._histogram("queue_seconds", "From admission to the first step.", TTFT_BUCKETS)
-        self.step_seconds = self._histogram("step_seconds", "Time of one engine step.", ITL_BUCKETS)
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
         self._itl = self._histogram("inter_token_latency_seconds", "Between two deliveries of tokens.", ITL_BUCKETS)
         self._tpot = self._histogram(
@@ -80,20 +79,26 @@ class _EngineCollector(Collector):
         yield self._family(CounterMetricFamily, "requests_admitted", "Sequences admitted.", stats.num_admitted)
         yield self._family(CounterMetricFamily, "preemptions", "Sequences that lost blocks.", stats.num_preemptions)
         yield self._family(CounterMetricFamily, "steps", "Engine steps.", stats.num_steps)
-        finished = CounterMetricFamily(
-            "headway_requests_finished", "Sequences ended, by reason.", labels=["model", "reason"]
-        )
-        for reason, count in stats.finished.items():
-            finished.add_metric([self._model, reason], count)
-        yield finished
-        blocks = GaugeMetricFamily("headway_kv_blocks", "KV blocks by state.", labels=["model", "state"])
-        for state, count in stats.kv_blocks.items():
-            blocks.add_metric([self._model, state], count)
-        yield blocks
+        yield self._by_label(CounterMetricFamily, "requests_finished", "Sequences ended.", "reason", stats.finished)
+        yield self._by_label(GaugeMetricFamily, "kv_blocks", "KV blocks.", "state", stats.kv_blocks)
+        if stats.queue_seconds is not None:
+            yield self._histogram("queue_seconds", "From admission to the first step.", stats.queue_seconds)
+        if stats.step_seconds is not None:
+            yield self._histogram("step_seconds", "What the device spent on a step.", stats.step_seconds)
 
-    def _family(
-        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, documentation: str, value: float
-    ) -> Metric:
+    def _histogram(self, name: str, documentation: str, counts: HistogramCounts) -> Metric:
+        family = HistogramMetricFamily(f"headway_{name}", documentation, labels=["model"])
+        bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
+        family.add_metric([self._model], list(zip(bounds, accumulate(counts.counts), strict=True)), counts.total)
+        return family
+
+    def _by_label(self, kind: Kind, name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+        family = kind(f"headway_{name}", documentation, labels=["model", label])
+        for value, count in values.items():
+            family.add_metric([self._model, value], count)
+        return family
+
+    def _family(self, kind: Kind, name: str, documentation: str, value: float) -> Metric:
         family = kind(f"headway_{name}", documentation, labels=["model"])
         family.add_metric([self._model], value)
         return family

@@ -3,13 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headway.observe.histogram import HistogramCounts
+
+# Upper bounds in seconds.
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Taken between two steps, so that it adds up: admitted = sum of finished + running + waiting.
 
     ``num_steps`` only grows; a live engine that has work advances it. ``fault`` says why the engine has stopped, if it
-    has. ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free).
+    has. ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free). ``queue_seconds`` are from
+    admission to the first step, ``step_seconds`` what the device spent on a step.
     """
 
     num_steps: int = 0
@@ -19,4 +27,6 @@ class EngineStats:
     num_preemptions: int = 0
     finished: Mapping[str, int] = field(default_factory=dict)
     kv_blocks: Mapping[str, int] = field(default_factory=dict)
+    queue_seconds: HistogramCounts | None = None
+    step_seconds: HistogramCounts | None = None
     fault: str | None = None

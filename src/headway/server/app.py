@@ -40,7 +40,7 @@ class Api:
     def __init__(self, engine: ServedEngine, config: ServerConfig) -> None:
         self._engine = engine
         self._config = config
-        self._intake = Intake(engine, config.limits, config.sampling)
+        self._intake = Intake.over(engine, config.limits, config.sampling)
         self._probe = ProgressProbe()
         self._started = int(time.time())
         self._fingerprint = system_fingerprint(engine)

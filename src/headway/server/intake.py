@@ -10,7 +10,7 @@ from headway.config import LimitsConfig, SamplingDefaults
 from headway.core.request import SamplingParams
 from headway.engine.generation import GenerationRequest
 from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
-from headway.errors import InvalidRequest
+from headway.errors import InvalidRequest, PromptTooLong
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
@@ -39,6 +39,12 @@ class Intake:
     engine: ServedEngine
     limits: LimitsConfig
     defaults: SamplingDefaults
+    max_prompt_chars: int  # longer text has more tokens than the context holds, whatever it says
+
+    @classmethod
+    def over(cls, engine: ServedEngine, limits: LimitsConfig, defaults: SamplingDefaults) -> "Intake":
+        longest_token = max(len(engine.tokenizer.token_bytes(i)) for i in range(engine.card.vocab_size))
+        return cls(engine, limits, defaults, engine.card.max_context * longest_token)
 
     async def chat_job(self, body: ChatRequest, label: str) -> Job:
         self.check_model(body.model)
@@ -71,14 +77,26 @@ class Intake:
             message = "add_generation_prompt and continue_final_message exclude each other: send one of them."
             raise InvalidRequest(message, param="continue_final_message")
         opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        self._check_length(sum(len(message.content or "") for message in messages), "messages")
         rows = [message.as_template_input() for message in messages]
         return await asyncio.to_thread(
             template.prompt_ids, rows, add_generation_prompt=opens, continue_final_message=continue_final_message
         )
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self._check_length(len(text), "prompt")
         encode = partial(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(encode) if len(text) > OFF_LOOP_CHARS else encode()
+
+    def _check_length(self, num_chars: int, param: str) -> None:
+        """Refuses at once what would take long to tokenise only to be refused then."""
+        if num_chars > self.max_prompt_chars:
+            context = self.engine.card.max_context
+            message = (
+                f"The prompt has {num_chars} characters, and {context} tokens of context hold at most "
+                f"{self.max_prompt_chars}: shorten it, or raise model.max_context."
+            )
+            raise PromptTooLong(message, param=param)
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         vocab_size = self.engine.card.vocab_size
