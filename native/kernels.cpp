@@ -12,7 +12,7 @@ namespace headway::HEADWAY_ISA {
 extern const Kernels kernels;
 const Kernels kernels = {
     HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, linear_block, embed_row, rms_norm,
-    rope, store_key, store_value, attention, gated, add,
+    rope, store_key, store_value, attention, gated, add, int8_operations,
 };
 
 }  // namespace headway::HEADWAY_ISA

@@ -26,14 +26,14 @@ inline void group_dot(const uint8_t* q, const int8_t* x, i32x16 dot[M]) {
       u8x64 low = packed & 15;
       u8x64 high = bits<u8x64>((bits<u32x16>(packed) >> 4) & 0x0f0f0f0fu);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) dot[m] = dot4(dot4(dot[m], low, quad(m, i)), high, quad(m, i + 4));
+      for (int m = 0; m < M; m++) dot[m] = dot4<4>(dot4<4>(dot[m], low, quad(m, i)), high, quad(m, i + 4));
     }
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < Quads; i++) {
       u8x64 w = load<u8x64>(q + 64 * i);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) dot[m] = dot4(dot[m], w, quad(m, i));
+      for (int m = 0; m < M; m++) dot[m] = dot4<8>(dot[m], w, quad(m, i));
     }
   }
 }
@@ -140,6 +140,22 @@ inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x,
   int row = 0;
   for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, b, y, y_stride);
   with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, b, y, y_stride); });
+}
+
+inline int int8_operations(int iterations) {
+  constexpr int kChains = 8;
+  static const int8_t x[4] = {1, -1, 2, -2};
+  const int8_t* quad = x;
+  i32x16 acc[kChains] = {};
+  const u8x64 w = u8x64{} + uint8_t(iterations & 15);
+  for (int i = 0; i < iterations; i++) {
+    asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
+#pragma GCC unroll 8
+    for (int c = 0; c < kChains; c++) acc[c] = dot4<4>(acc[c], w, quad);
+  }
+  for (int c = 1; c < kChains; c++) acc[0] += acc[c];
+  asm volatile("" : : "m"(acc[0]));  // and the result is used
+  return kChains * kLanes * 4 * 2;
 }
 
 // int8 with one scale per 32 inputs: scale = max|x| / 127, q = x / scale to the nearest, ties to even.

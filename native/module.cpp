@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "calibrate.hpp"
 #include "cpu.hpp"
 #include "pack.hpp"
 #include "program.hpp"
@@ -93,6 +94,10 @@ NB_MODULE(_native, m) {
       .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
       .def_prop_ro("nbytes", &KVCacheLayer::bytes);
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "size"_a).def_prop_ro("size", &ThreadPool::size);
+
+  m.def("read_bandwidth", &read_bandwidth, "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("int8_rate", [](ThreadPool& pool, const std::string& isa) { return int8_rate(pool, kernels_for(isa)); }, "pool"_a,
+        "isa"_a, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("copy_floats", &copy_floats, "values"_a);
   m.def("pack_quantized", &pack_quantized, "q"_a, "scale"_a, "minimum"_a.none(), "bits"_a, "zero"_a);

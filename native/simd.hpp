@@ -113,22 +113,25 @@ inline f32x16 exp(f32x16 x) {
   return select(vanishes, splat(0.0f), scaled);
 }
 
-// acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes, x four signed bytes.
-inline i32x16 dot4(i32x16 acc, u8x64 w, const int8_t* x) {
+// acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes of at most Bits bits, x four signed bytes, none -128.
+template <int Bits> inline i32x16 dot4(i32x16 acc, u8x64 w, const int8_t* x) {
 #if defined(__AVX512VNNI__)
   // The broadcast is part of the instruction; written out because the compiler would spend a register and a load on it.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
   return acc;
 #elif defined(__AVX2__)
-  // Widened to 16 bits first: two products of a full byte do not fit what vpmaddubsw saturates to.
   __m256i part[2], sum[2];
   std::memcpy(part, &w, 64), std::memcpy(sum, &acc, 64);
-  const __m256i zero = _mm256_setzero_si256();
-  const __m256i xs = _mm256_set1_epi32(load<int32_t>(x));
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(xs, 8), 8), odd = _mm256_srai_epi16(xs, 8);
+  const __m256i quad = _mm256_set1_epi32(load<int32_t>(x)), ones = _mm256_set1_epi16(1);
   for (int i = 0; i < 2; i++) {
-    __m256i w_even = _mm256_blendv_epi8(part[i], zero, _mm256_set1_epi16((short)0xff00)), w_odd = _mm256_srli_epi16(part[i], 8);
-    sum[i] = _mm256_add_epi32(sum[i], _mm256_add_epi32(_mm256_madd_epi16(w_even, even), _mm256_madd_epi16(w_odd, odd)));
+    const auto add = [&](__m256i bytes) {
+      sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, quad), ones));
+    };
+    if constexpr (Bits < 8) add(part[i]);
+    else {  // two products of a full byte would saturate vpmaddubsw: the top bit goes by itself
+      add(_mm256_and_si256(part[i], _mm256_set1_epi8(0x7f)));
+      add(_mm256_and_si256(part[i], _mm256_set1_epi8(char(0x80))));
+    }
   }
   return load<i32x16>(sum);
 #else

@@ -96,6 +96,8 @@ struct Kernels {
   void (*attention)(const AttentionTile& tile);
   void (*gated)(const float* gate, const float* up, int width, Activation kind, float* y);
   void (*add)(const float* x, const float* y, int width, float* out);
+  // Runs the inner loop of the integer kernels on registers alone; returns the operations in one iteration.
+  int (*int8_operations)(int iterations);
 };
 
 }  // namespace headway

@@ -27,7 +27,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """A ragged batch, flattened: request i owns rows ``row_starts[i] .. row_starts[i + 1] - 1``, at successive positions.
+    """A ragged batch, flattened: request i owns rows ``row_starts[i]`` to ``row_starts[i + 1] - 1``, one position each.
 
         request      |---- 0 ----|-1-|------ 2 ------|       n rows, r = 3 requests
         positions     4 5 6 7 8 9 31  0 1 2 3 4 5 6 7
@@ -94,7 +94,7 @@ class Ops(Protocol):
         """
 
     def attention(self, q: Tensor, step: Any, kv: Handle, scale: float, window: int) -> Tensor:
-        """Causal attention of each row over its own sequence in the pool; grouped-query: head i reads kv head i // group.
+        """Causal, grouped-query attention of each row over its own sequence: head i reads kv head i // group.
 
         softmax(scale * q k^T) v over positions max(0, p - window + 1) .. p; window 0 means all. Returns [n, heads * d].
         """

@@ -10,6 +10,8 @@ from headway import _native
 from headway.ops.contract import Float32, Handle, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
 from headway.ops.weights import DenseMatrix, GroupQuantized, LinearWeight, Matrix
 
+CALIBRATION_BYTES = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class SymbolicTensor:
@@ -32,6 +34,14 @@ class NativeLinear:
     parts: list[Any]
     bias: Any
     num_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured limits of the team's threads together, at this moment."""
+
+    read_bytes_per_s: float
+    int8_ops_per_s: float
 
 
 class NativeBackend:
@@ -89,6 +99,11 @@ class NativeBackend:
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
+    def calibrate(self) -> "Calibration":
+        """A measurement of a fraction of a second; the machine should do nothing else meanwhile."""
+        bandwidth = _native.read_bandwidth(self._pool, CALIBRATION_BYTES)
+        return Calibration(bandwidth, _native.int8_rate(self._pool, self.isa))
+
     def _pack(self, matrix: Matrix) -> Any:
         for table, packed in self._tables:
             if table is matrix:
@@ -137,7 +152,7 @@ class _Recorded:
 
 
 class Recorder:
-    """``Ops`` over symbolic tensors. Each op writes a buffer of its own; ``emit`` lets them share memory by lifetime."""
+    """``Ops`` over symbolic tensors. Each op writes a buffer of its own; ``emit`` lets them share memory."""
 
     def __init__(self) -> None:
         self.step = object()  # the step's own arrays are implicit in a program
