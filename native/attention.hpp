@@ -3,7 +3,6 @@
 // A query at position p attends to positions [low, p]. They are cut at absolute multiples of kAttentionSplit; each piece gives
 // a partial softmax, and the pieces are merged in ascending order. Within a piece positions are added in ascending order.
 #pragma once
-#include "linear.hpp"
 #include "rowwise.hpp"
 
 namespace headway::HEADWAY_ISA {
@@ -24,6 +23,17 @@ inline size_t position_offset(const AttentionTile& t, int position) {
 template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at) {
   if constexpr (Bf16) return from_bf16(load<u16x16>(static_cast<const uint16_t*>(base) + at));
   else return load<f32x16>(static_cast<const float*>(base) + at);
+}
+
+inline void round_bf16_row(const float* x, int k, uint16_t* out) {
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) store(out + i, to_bf16(load<f32x16>(x + i)));
+  if (i < k) {
+    f32x16 rest = {};
+    std::memcpy(&rest, x + i, size_t(k - i) * sizeof(float));
+    const u16x16 rounded = to_bf16(rest);
+    std::memcpy(out + i, &rounded, size_t(k - i) * sizeof(uint16_t));
+  }
 }
 
 inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {

@@ -18,7 +18,7 @@ std::vector<const Kernels*> usable() {
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     found.push_back(&avx512::kernels);
   if (has_avx2) found.push_back(&avx2::kernels);
 #endif

@@ -11,7 +11,7 @@ namespace headway::HEADWAY_ISA {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, round_bf16_row, linear_block, embed_row, rms_norm,
+    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, linear_block, embed_row, rms_norm,
     rope, store_key, store_value, attention, gated, add,
 };
 

@@ -16,7 +16,7 @@ size_t aligned_size(size_t bytes, size_t to) { return (bytes + to - 1) / to * to
 int blocks_of(int n) { return (n + kLanes - 1) / kLanes; }
 
 size_t data_bytes(Format format, int n, int k) {
-  const size_t values = size_t(blocks_of(n)) * kLanes * aligned_size(size_t(k), 2);
+  const size_t values = size_t(blocks_of(n)) * kLanes * k;
   switch (format) {
     case Format::f32: return values * 4;
     case Format::f16:
@@ -57,16 +57,11 @@ void pack_q8(const uint8_t* q, uint8_t* to, int n, int k) {
   }
 }
 
-// Pairs of k stay together for bf16 (width 2), single values otherwise.
-template <class T> void pack_dense(const void* from, uint8_t* to, int n, int k, int width) {
+template <class T> void pack_dense(const void* from, uint8_t* to, int n, int k) {
   const T* source = static_cast<const T*>(from);
   T* packed = reinterpret_cast<T*>(to);
-  const size_t padded = aligned_size(size_t(k), size_t(width));
   for (int row = 0; row < n; row++)
-    for (int i = 0; i < k; i++) {
-      const size_t at = (size_t(row / kLanes) * padded + i / width * width) * kLanes + row % kLanes * width + i % width;
-      packed[at] = source[size_t(row) * k + i];
-    }
+    for (int i = 0; i < k; i++) packed[(size_t(row / kLanes) * k + i) * kLanes + row % kLanes] = source[size_t(row) * k + i];
 }
 
 }  // namespace
@@ -117,8 +112,8 @@ Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, 
 Weight::Weight(const void* data, Format format, int n, int k)
     : data_(data_bytes(format, n, k)), scale_(0), minimum_(0) {
   if (k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
-  if (format == Format::f32) pack_dense<uint32_t>(data, data_.data(), n, k, 1);
-  else pack_dense<uint16_t>(data, data_.data(), n, k, format == Format::bf16 ? 2 : 1);
+  if (format == Format::f32) pack_dense<uint32_t>(data, data_.data(), n, k);
+  else pack_dense<uint16_t>(data, data_.data(), n, k);
   matrix_ = {format, n, k, 0, 0.0f, false, data_.data(), nullptr, nullptr};
 }
 

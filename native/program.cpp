@@ -45,7 +45,7 @@ struct LinearOp : Op {
   std::vector<std::shared_ptr<Weight>> parts;
   std::shared_ptr<Memory> bias;
   TensorRef out;
-  bool needs_int8 = false, needs_bf16 = false;
+  bool needs_int8 = false;
   int total_blocks = 0;
 
   LinearOp(TensorRef x, std::vector<std::shared_ptr<Weight>> weights, std::shared_ptr<Memory> bias, TensorRef out)
@@ -53,7 +53,6 @@ struct LinearOp : Op {
     for (const auto& part : parts) {
       const Format format = part->matrix().format;
       needs_int8 = needs_int8 || format == Format::q4 || format == Format::q8;
-      needs_bf16 = needs_bf16 || format == Format::bf16;
       total_blocks += blocks(*part);
     }
   }
@@ -61,15 +60,12 @@ struct LinearOp : Op {
   static int blocks(const Weight& part) { return (part.matrix().n + kLanes - 1) / kLanes; }
 
   void run(const Context& c) const override {
-    const int rows = c.rows_of(x), k = x.width;
-    if (needs_int8 || needs_bf16) {
-      c.split_rows(rows, [&](int r) {
-        if (needs_int8) c.kernels.quantize_row(c.row(x, r), k, c.program.quantized(), r, rows);
-        if (needs_bf16) c.kernels.round_bf16_row(c.row(x, r), k, c.program.bf16_rows() + size_t(r) * k);
-      });
+    const int rows = c.rows_of(x);
+    if (needs_int8) {
+      c.split_rows(rows, [&](int r) { c.kernels.quantize_row(c.row(x, r), x.width, c.program.quantized(), r, rows); });
       c.pool.barrier();
     }
-    const LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(), c.program.bf16_rows()};
+    const LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized()};
     const int chunk = std::max(1, total_blocks / (c.workers * 8));
     c.take_items((total_blocks + chunk - 1) / chunk, [&](int item) {
       for (int b = item * chunk; b < std::min((item + 1) * chunk, total_blocks); b++) run_block(c, input, b);
@@ -258,7 +254,6 @@ void Program::reserve_inputs(int k) {
   quantized_memory_ = std::make_unique<Memory>(values + groups * 5 * sizeof(float));
   float* floats = reinterpret_cast<float*>(quantized_memory_->data());
   quantized_ = {reinterpret_cast<int8_t*>(floats + groups * 5), floats, floats + groups, floats + groups * 2, floats + groups * 4};
-  bf16_rows_ = std::make_unique<Memory>(values * sizeof(uint16_t));
 }
 
 void Program::check(const Step& step) const {
@@ -297,7 +292,7 @@ void Program::run(const Step& step) {
 }
 
 size_t Program::workspace_bytes() const {
-  size_t total = quantized_memory_ ? quantized_memory_->size() + bf16_rows_->size() : 0;
+  size_t total = quantized_memory_ ? quantized_memory_->size() : 0;
   for (const Buffer& b : buffers_) total += b.memory->size();
   return total;
 }

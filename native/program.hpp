@@ -85,9 +85,8 @@ class Program {
   int max_logit_rows() const { return max_logit_rows_; }
   size_t workspace_bytes() const;
 
-  // Room for a linear op's input in the forms its kernels read; shared by all ops, since they run one after another.
+  // Room for a linear op's input in int8; shared by all ops, since they run one after another.
   const QuantizedRows& quantized() const { return quantized_; }
-  uint16_t* bf16_rows() const { return reinterpret_cast<uint16_t*>(bf16_rows_->data()); }
 
  private:
   struct Buffer {
@@ -107,7 +106,7 @@ class Program {
   std::vector<std::unique_ptr<Op>> ops_;
   std::unique_ptr<std::atomic<int>[]> next_;
   int reserved_k_ = 0;
-  std::unique_ptr<Memory> quantized_memory_, bf16_rows_;
+  std::unique_ptr<Memory> quantized_memory_;
   QuantizedRows quantized_{};
 };
 

@@ -138,16 +138,6 @@ inline i32x16 dot4(i32x16 acc, u8x64 w, const int8_t* x) {
 #endif
 }
 
-// acc[lane] += w[2 lane] * x[0] + w[2 lane + 1] * x[1], all bfloat16, x a pair packed in an int32.
-inline f32x16 dot2_bf16(f32x16 acc, u32x16 w, uint32_t x) {
-#if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int32_t(x)));
-#else
-  acc = fma(bits<f32x16>(w << 16), splat(bits<float>(x << 16)), acc);
-  return fma(bits<f32x16>(w & 0xffff0000u), splat(bits<float>(x & 0xffff0000u)), acc);
-#endif
-}
-
 // Calls f<M>() for M == size, 1 <= size <= Largest: every size of a tile has its own instantiation.
 template <int Largest, class F> inline void with_size(int size, F f) {
   if constexpr (Largest > 0) {

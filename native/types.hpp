@@ -15,8 +15,7 @@ constexpr int kMaxHeadDim = 512;
 enum class Format : int { f32, f16, bf16, q4, q8 };
 
 // A weight matrix [n, k] repacked into the order the kernels read: blocks of 16 outputs, k inside.
-//   f32, f16   data [n/16][k][16]
-//   bf16       data [n/16][k/2][16][2]
+//   f32, f16, bf16  data [n/16][k][16]
 //   q8         data [n/16][k/4][16][4] bytes
 //   q4         data [n/16][k/32][4][16][4] bytes: byte (i, lane, j) holds input 4i+j low, input 16+4i+j high
 //   scale, minimum (q4, q8)  [n/16][k/group][16], f16 or f32
@@ -45,13 +44,12 @@ struct QuantizedRows {
   float* scaled_sum;
 };
 
-// The input of a linear op in every form its parts need.
+// The input of a linear op, in float and, where a part is quantised, in int8.
 struct LinearInput {
   int rows;
   const float* x;   // [rows], stride below
   int stride;
   QuantizedRows quantized;
-  const uint16_t* bf16;  // [rows][k]
 };
 
 // One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
@@ -88,7 +86,6 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
-  void (*round_bf16_row)(const float* x, int k, uint16_t* out);
   // Columns 16 * block .. of y [rows, n]; `bias` [n] or null.
   void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const float* bias, float* y, int y_stride);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);

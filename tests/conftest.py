@@ -10,7 +10,7 @@ from headway.model.resolve import find_model, pull_model
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    """The default model's file: from the cache, or else pulled once. Set HEADWAY_TEST_OFFLINE to skip instead of pulling."""
+    """The default model's file: from the cache, or pulled once. HEADWAY_TEST_OFFLINE skips instead of pulling."""
     config = ModelConfig(cache_dir=os.environ.get("HEADWAY_CACHE", ""))
     try:
         model = find_model(config.name, config)

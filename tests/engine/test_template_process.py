@@ -1,10 +1,13 @@
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from headway.engine.template_process import TemplateLimits, TemplateProcess
+from headway.engine.template_process import _WORKER, TemplateLimits, TemplateProcess
 from headway.errors import InvalidRequest, TemplateError
 
 LIMITS = TemplateLimits(time_s=0.5, max_output_chars=10_000, max_memory_bytes=256 << 20)
@@ -99,6 +102,29 @@ def test_large_texts_pass_both_ways():
     text = "é\n" * 500_000
     assert process.render({"x": text}) == text
     process.close()
+
+
+def test_a_worker_without_a_parent_ends_by_itself():
+    source = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    first = {"source": source, "max_output_chars": 1, "max_memory_bytes": 1 << 30, "max_time_s": 0.2}
+    lines = f"{json.dumps(first)}\n{{}}\n"
+    ended = subprocess.run([sys.executable, _WORKER], input=lines, text=True, capture_output=True, timeout=60)
+    assert ended.returncode == -signal.SIGALRM
+
+
+def test_a_slow_render_that_ended_in_an_error_leaves_no_timer_behind():
+    first = {"source": "{{ raise_exception('no') }}", "max_output_chars": 1, "max_memory_bytes": 1 << 30}
+    worker = subprocess.Popen(
+        [sys.executable, _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    worker.stdin.write(f"{json.dumps(first | {'max_time_s': 0.3})}\n{{}}\n")
+    answers = [json.loads(worker.stdout.readline()) for _ in range(2)]
+    assert answers == [{"variables": []}, {"error": "no"}]
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.wait(timeout=0.6)
+    worker.stdin.close()
+    assert worker.wait(timeout=60) == 0
+    worker.stdout.close()
 
 
 @with_source("{{ x }}")

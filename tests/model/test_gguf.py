@@ -192,6 +192,14 @@ def test_sound_files_we_do_not_read_are_told_apart(tmp_path: Path, data: bytes, 
         read(tmp_path, data)
 
 
+def test_a_header_longer_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = gguf_bytes((entry("k", STRING, string("x" * 4096)),))
+    assert len(read(tmp_path, data).metadata) == 1
+    monkeypatch.setattr("headway.model.gguf.MAX_HEADER_BYTES", 2048)
+    with pytest.raises(CheckpointError, match="MiB pass before the header does"):
+        read(tmp_path, data)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         read_gguf(tmp_path / "absent.gguf")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
-from fake_engine import FakeEngine
 
+from fake_engine import FakeEngine
 from headway.config import ServerConfig
 from headway.server.app import create_app
 from headway.server.gate import Gate

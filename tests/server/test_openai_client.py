@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from fake_engine import ANSWER, CONTEXT, refusal
 from live_server import LiveServer, live_server
 
+from fake_engine import ANSWER, CONTEXT, refusal
 from headway.core.admission import RefusalReason
 from headway.errors import RequestFailed
 

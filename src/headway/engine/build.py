@@ -1,28 +1,30 @@
 """From settings to an engine's parts: the one place where the engine meets the worker."""
 
+import threading
 import time
+from contextlib import suppress
 
 from headway.config import Config
 from headway.engine.chat_template import ChatTemplate
 from headway.engine.generation import ModelCard, StartupReport
 from headway.engine.parts import EngineParts
 from headway.engine.tokenizer import Tokenizer, load_tokenizer
+from headway.errors import TemplateError
 from headway.worker.load import AskLicence, LoadedModel, Progress, load_model, silent
 
 
 def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLicence | None = None) -> EngineParts:
     """Loads the model, its tokenizer and its chat template. ``progress(what, done, total)`` is told how far it is.
 
-    Raises a ``ModelError`` when the model cannot be had or is not sound, ``ConfigError`` for settings it cannot work with.
+    Raises a ``ModelError`` when the model cannot be had or is not sound, ``ConfigError`` for settings that cannot work.
     """
     started = time.perf_counter()
     model = load_model(config, progress, ask_licence)
     tokenizer = load_tokenizer(model.tokenizer_files)
-    source = model.tokenizer_files.chat_template
     return EngineParts(
-        executor=model.make_executor(_textless_ids(tokenizer, model.info.vocab_size)),
+        executor=model.make_executor(tokenizer.ids_without_text(model.info.vocab_size)),
         tokenizer=tokenizer,
-        chat_template=None if source is None else ChatTemplate(source, tokenizer),
+        chat_template=_chat_template(model.tokenizer_files.chat_template, tokenizer),
         card=_card(config, model),
         eos_token_ids=frozenset(model.architecture.eos_token_ids or tokenizer.eos_token_ids),
         generation_defaults=model.generation_defaults,
@@ -30,9 +32,19 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
     )
 
 
-def _textless_ids(tokenizer: Tokenizer, num_logits: int) -> list[int]:
-    """Rows of the output matrix that stand for no token: padding, mostly."""
-    return [token_id for token_id in range(num_logits) if not tokenizer.has_text(token_id)]
+def _chat_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Its process starts while the rest of the start-up goes on. A template that does not compile is no reason not to
+    serve completions: whoever uses it is told."""
+    if source is None:
+        return None
+    template = ChatTemplate(source, tokenizer)
+
+    def warm_up() -> None:
+        with suppress(TemplateError):
+            template.warm_up()
+
+    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+    return template
 
 
 def _card(config: Config, model: LoadedModel) -> ModelCard:

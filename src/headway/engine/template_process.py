@@ -160,6 +160,7 @@ def _start(source: str, limits: TemplateLimits) -> _Worker:
         "source": source,
         "max_output_chars": limits.max_output_chars,
         "max_memory_bytes": limits.max_memory_bytes,
+        "max_time_s": limits.time_s + 1,  # we are first
     }
     try:
         answer = worker.ask(_line(first), limits.start_s)

@@ -8,6 +8,7 @@ template's variables and is answered by ``text``. An ``error`` may take either p
 import json
 import re
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -75,17 +76,22 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Template:
-    def __init__(self, source: str, max_output_chars: int) -> None:
+    def __init__(self, source: str, max_output_chars: int, max_time_s: float) -> None:
         env = environment()
         self.variables = sorted(meta.find_undeclared_variables(env.parse(source)))
         self._template = env.from_string(source)
         self._max_output_chars = max_output_chars
+        self._max_time_s = max_time_s
 
     def render(self, variables: dict[str, Any]) -> str:
         for message in variables.get("messages", ()):
             if message.get("content") is None:
                 message["content"] = _Absent()
-        return "".join(self._bounded(self._template.generate(variables)))
+        signal.setitimer(signal.ITIMER_REAL, self._max_time_s)  # ends the process, should its parent have died
+        try:
+            return "".join(self._bounded(self._template.generate(variables)))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _bounded(self, pieces: Iterator[str]) -> Iterator[str]:
         room = self._max_output_chars
@@ -114,7 +120,7 @@ def main() -> None:
             if template is None:
                 limit = asked["max_memory_bytes"]
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-                template = _Template(asked["source"], asked["max_output_chars"])
+                template = _Template(asked["source"], asked["max_output_chars"], asked["max_time_s"])
                 answer = {"variables": template.variables}
             else:
                 answer = {"text": template.render(asked)}

@@ -70,8 +70,8 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's tensors by role, as read. Norm vectors are the final multipliers (Gemma's +1 already added); q and k rows
-    are in half-split rope order (a Llama GGUF's interleaving already undone)."""
+    """One layer's tensors by role, as read. Norm vectors are the final multipliers (Gemma's +1 already added); q and k
+    rows are in half-split rope order (a Llama GGUF's interleaving already undone)."""
 
     input_norm: Vector
     q: Matrix
@@ -97,7 +97,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """``output`` is None when the embedding table is also the output matrix. ``layers`` may be read lazily, in order."""
+    """``output`` is None when the embedding table is also the output matrix. ``layers`` may be read lazily."""
 
     embedding: Matrix
     layers: Sequence[LayerWeights]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.errors import CheckpointError, ModelNotFound
+from headway.errors import ModelNotFound
 from headway.model.architecture import Architecture, ModelWeights
 from headway.model.config_reader import ConfigReader
-from headway.model.gguf import GGUFFile, is_gguf, read_gguf
+from headway.model.gguf import GGUFFile, read_gguf
 from headway.model.gguf_config import ROPE_DIVISORS, gguf_architecture
 from headway.model.hf_config import hf_architecture
 from headway.model.safetensors import read_safetensors_folder
@@ -85,15 +85,7 @@ class Checkpoint:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """``path``: a GGUF file (whatever its name) or a folder. Raises a ModelError that names the file and what to do."""
-    if path.is_dir():
-        return _open_folder(path)
-    if not path.exists():
-        raise ModelNotFound(f"{path}: there is no such file or folder")
-    if not is_gguf(path):
-        raise CheckpointError(
-            f"{path}: not a GGUF file (it does not begin with 'GGUF'); for safetensors, name the folder they are in"
-        )
-    return _open_gguf(path)
+    return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from headway.errors import CheckpointError, UnsupportedModel
-from headway.model.tensor import FORMATS, StoredTensor, check_no_overlap, map_file
+from headway.model.tensor import FORMATS, StoredTensor, TensorFormat, check_no_overlap, map_file
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20  # real ones hold a vocabulary: up to about 30 MB
@@ -82,6 +82,7 @@ class GGUFFile:
 
 
 def is_gguf(path: Path) -> bool:
+    """By its first bytes, whatever its name. Raises OSError where it cannot be read."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
@@ -196,7 +197,9 @@ class _Header:
 def _read_preamble(header: _Header) -> tuple[int, int]:
     """(number of tensors, number of metadata entries)."""
     if header.take(4) != MAGIC:
-        raise CheckpointError(f"{header.path}: not a GGUF file (it does not begin with 'GGUF')")
+        raise CheckpointError(
+            f"{header.path}: not a GGUF file (it does not begin with 'GGUF'); for safetensors, name their folder"
+        )
     version = header.u32()
     if version and version & 0xFFFF == 0:
         raise UnsupportedModel(f"{header.path}: a big-endian GGUF file; convert it to little-endian")
@@ -240,6 +243,16 @@ def _read_tensor_info(header: _Header) -> _TensorInfo:
     return _TensorInfo(name, dims[::-1], header.u32(), header.u64())
 
 
+def _format(header: _Header, info: _TensorInfo) -> TensorFormat:
+    name = _FORMAT_NAMES.get(info.format_number, f"number {info.format_number}")
+    if name not in FORMATS:
+        raise UnsupportedModel(
+            f"{header.path}: tensor {info.name!r} has the format {name}; known are {', '.join(FORMATS)}. Use a copy of "
+            "the model in one of those"
+        )
+    return FORMATS[name]
+
+
 def _place_tensors(
     header: _Header, infos: list[_TensorInfo], data_start: int, alignment: int
 ) -> dict[str, StoredTensor]:
@@ -250,16 +263,11 @@ def _place_tensors(
     for info in infos:
         if info.name in tensors:
             raise header.error(f"tensor {info.name!r} is there twice")
-        format_name = _FORMAT_NAMES.get(info.format_number, f"number {info.format_number}")
-        if format_name not in FORMATS:
-            raise UnsupportedModel(
-                f"{header.path}: tensor {info.name!r} has the format {format_name}; known are {', '.join(FORMATS)}. "
-                "Use a copy of the model in one of those"
-            )
-        size = FORMATS[format_name].num_bytes(info.shape)
+        format = _format(header, info)
+        size = format.num_bytes(info.shape)
         if size is None:
             raise header.error(
-                f"tensor {info.name!r} {info.shape}: a row is not a whole number of {format_name} blocks"
+                f"tensor {info.name!r} {info.shape}: a row is not a whole number of {format.name} blocks"
             )
         start = data_start + info.offset
         if info.offset % alignment or start + size > header.size:
@@ -268,7 +276,6 @@ def _place_tensors(
                 f"{start + size} of {header.size}"
             )
         extents.append((start, start + size, info.name))
-        view = data[start : start + size]
-        tensors[info.name] = StoredTensor(info.name, info.shape, FORMATS[format_name], view, str(header.path))
+        tensors[info.name] = StoredTensor(info.name, info.shape, format, data[start : start + size], str(header.path))
     check_no_overlap(str(header.path), extents)
     return tensors

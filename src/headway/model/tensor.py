@@ -70,7 +70,7 @@ def map_file(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise ModelNotFound(f"{path}: there is no such file") from None
+        raise ModelNotFound(f"{path}: there is no such file or folder") from None
     except ValueError:
         raise CheckpointError(f"{path}: the file is empty; get a sound copy of it") from None
     except OSError as error:

@@ -1,7 +1,7 @@
 """From stored tensors to ``ModelWeights``: every parameter found, in the right shape, and every tensor used."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -13,6 +13,7 @@ from headway.model.architecture import Architecture, LayerWeights, ModelWeights
 from headway.model.quant import read_matrix, read_vector
 from headway.model.tensor import StoredTensor
 from headway.model.tensor_names import Shape, TensorNames, layer_shapes, model_shapes
+from headway.ops.weights import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class WeightReader:
     def read_layer(self, index: int) -> LayerWeights:
         fields: dict[str, Any] = {}
         for role, shape in layer_shapes(self.arch).items():
-            read = self._matrix if len(shape) == 2 else self._vector
-            fields[role] = read(role, self.names.of_layer(index, role))
+            name = self.names.of_layer(index, role)
+            fields[role] = self._matrix(role, name) if len(shape) == 2 else self._vector(role, name)
         return LayerWeights(**fields)
 
     def expected(self) -> dict[str, Shape]:
@@ -71,7 +72,7 @@ class WeightReader:
                 f"{unused[0]!r}. Leaving them out would change the answers, so the model is not loaded"
             )
 
-    def _matrix(self, role: str, name: str) -> Any:
+    def _matrix(self, role: str, name: str) -> Matrix:
         return read_matrix(self.tensors[name], self._row_order(role))
 
     def _vector(self, role: str, name: str) -> NDArray[np.float32]:
@@ -117,6 +118,3 @@ class _LazyLayers(Sequence[LayerWeights]):
         if isinstance(numbers, range):
             return [self._reader.read_layer(i) for i in numbers]
         return self._reader.read_layer(numbers)
-
-    def __iter__(self) -> Iterator[LayerWeights]:
-        return (self._reader.read_layer(i) for i in range(len(self)))

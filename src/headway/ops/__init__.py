@@ -1,1 +1,1 @@
-"""The dozen operations every backend provides. ``contract.py`` says what they mean, ``reference.py`` shows it in NumPy."""
+"""The dozen operations every backend provides: ``contract.py`` says what they mean, ``reference.py`` shows it."""

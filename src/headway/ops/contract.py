@@ -1,12 +1,12 @@
 """The op contract: what a backend must provide. Shapes: n rows (tokens) in a step, r requests, m rows that need logits.
 
-A model is one Python function from ``StepInput`` to logits, written with these ops (``model/decoder.py``). A backend turns
-it into a ``StepProgram`` once: the reference backend runs the function each time; the native backend records it with
-symbolic tensors and replays the record in one native call. So a model function may not look at values, only combine
-tensors, and must do the same ops whatever the shapes are.
+A model is one Python function from ``StepInput`` to logits, written with these ops (``model/decoder.py``). A backend
+turns it into a ``StepProgram`` once: the reference backend runs the function each time; the native backend records it
+with symbolic tensors and replays the record in one native call. So a model function may not look at values, only
+combine tensors, and must do the same ops whatever the shapes are.
 
-Law 1: an output row depends on its own input row (and, in attention, on its own sequence), bit for bit. No op may let the
-number of rows, their order, the split into steps or the number of threads change a row's result.
+Law 1: an output row depends on its own input row (and, in attention, on its own sequence), bit for bit. No op may let
+the number of rows, their order, the split into steps or the number of threads change a row's result.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """A ragged batch, flattened: request i owns rows ``row_starts[i] .. row_starts[i + 1] - 1``, at consecutive positions.
+    """A ragged batch, flattened: request i owns rows ``row_starts[i] .. row_starts[i + 1] - 1``, at successive positions.
 
         request      |---- 0 ----|-1-|------ 2 ------|       n rows, r = 3 requests
         positions     4 5 6 7 8 9 31  0 1 2 3 4 5 6 7
@@ -94,9 +94,9 @@ class Ops(Protocol):
         """
 
     def attention(self, q: Tensor, step: Any, kv: Handle, scale: float, window: int) -> Tensor:
-        """Causal attention of each row over its own sequence in the pool, grouped-query: head i reads kv head i // group.
+        """Causal attention of each row over its own sequence in the pool; grouped-query: head i reads kv head i // group.
 
-        softmax(scale * q k^T) v, over positions max(0, p - window + 1) .. p; window 0 means all. Returns [n, heads * d].
+        softmax(scale * q k^T) v over positions max(0, p - window + 1) .. p; window 0 means all. Returns [n, heads * d].
         """
 
     def gated_activation(self, gate_up: Tensor, kind: str) -> Tensor:
@@ -141,10 +141,10 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """``token_ids`` [m], -1 where a row could not be sampled (no finite logit left); ``logprobs`` [m] of the chosen token.
+    """``token_ids`` [m], -1 where a row could not be sampled (no finite logit left); ``logprobs`` [m] of the chosen.
 
-    ``top_ids`` and ``top_logprobs`` [m, width], width = max(num_logprobs), padded with -1: most likely first, ties to the
-    lower id. All logprobs are natural, of the unmodified logits, and floored at -9999.
+    ``top_ids`` and ``top_logprobs`` [m, width], width = max(num_logprobs), padded with -1: most likely first, ties to
+    the lower id. All logprobs are natural, of the unmodified logits, and floored at -9999.
     """
 
     token_ids: Int32
@@ -179,4 +179,3 @@ class Backend(Protocol):
 
     def weight_bytes(self) -> int:
         """Memory of everything loaded so far."""
-

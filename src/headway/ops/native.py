@@ -1,4 +1,4 @@
-"""The native backend: the model function is recorded once with symbolic tensors, and C++ replays the record each step."""
+"""The native backend: a model is recorded once with symbolic tensors, and C++ replays the record each step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,7 +137,7 @@ class _Recorded:
 
 
 class Recorder:
-    """``Ops`` over symbolic tensors. Each op writes a buffer of its own; ``emit`` lets buffers share memory by lifetime."""
+    """``Ops`` over symbolic tensors. Each op writes a buffer of its own; ``emit`` lets them share memory by lifetime."""
 
     def __init__(self) -> None:
         self.step = object()  # the step's own arrays are implicit in a program
@@ -159,25 +159,22 @@ class Recorder:
     def rope_and_store(
         self, q: SymbolicTensor, k: SymbolicTensor, v: SymbolicTensor, step: Any, rope: Handle, kv: Handle
     ) -> SymbolicTensor:
-        return self._record((q, k, v), q.width, lambda p, i, out: p.rope_and_store(i[0], i[1], i[2], rope, kv, out)
-        )
+        return self._record((q, k, v), q.width, lambda p, i, out: p.rope_and_store(i[0], i[1], i[2], rope, kv, out))
 
     def attention(self, q: SymbolicTensor, step: Any, kv: Handle, scale: float, window: int) -> SymbolicTensor:
         return self._record((q,), q.width, lambda p, i, out: p.attention(i[0], kv, scale, window, out))
 
     def gated_activation(self, gate_up: SymbolicTensor, kind: str) -> SymbolicTensor:
-        return self._record((gate_up,), gate_up.width // 2, lambda p, i, out: p.gated_activation(i[0], kind, out)
-        )
+        return self._record((gate_up,), gate_up.width // 2, lambda p, i, out: p.gated_activation(i[0], kind, out))
 
     def add(self, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
         return self._record((x, y), x.width, lambda p, i, out: p.add(i[0], i[1], out))
 
     def take_logit_rows(self, x: SymbolicTensor, step: Any) -> SymbolicTensor:
-        return self._record((x,), x.width, lambda p, i, out: p.take_logit_rows(i[0], out), logit_rows=True
-        )
+        return self._record((x,), x.width, lambda p, i, out: p.take_logit_rows(i[0], out), logit_rows=True)
 
     def emit(self, program: Any, result: SymbolicTensor) -> int:
-        """Hands the ops to ``program`` with buffers assigned so that a buffer is reused once its last reader has run."""
+        """Hands the ops to ``program``, with memory assigned so that it is used again once its last reader has run."""
         last_use = {t.buffer: i for i, op in enumerate(self._recorded) for t in (*op.inputs, op.output)}
         last_use[result.buffer] = len(self._recorded)
         buffers: dict[int, int] = {}

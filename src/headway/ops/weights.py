@@ -30,7 +30,7 @@ class DenseMatrix:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantized:
-    """n-bit integers in groups along k, with a scale and an optional minimum per group. Every GGUF format is a case of it.
+    """n-bit integers in groups along k, with a scale and an optional minimum per group. GGUF formats are cases of it.
 
         W[n, k] = scale[n, g] * (q[n, k] - zero) + minimum[n, g],   g = k // group_size
 

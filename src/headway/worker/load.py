@@ -124,7 +124,7 @@ def plan_memory(
     num_blocks = cache.memory_bytes // block_bytes
     if num_blocks < 1:
         raise ConfigError(
-            f"cache.memory_bytes is {cache.memory_bytes}, but one block of {cache.block_size} tokens needs {block_bytes}"
+            f"cache.memory_bytes is {cache.memory_bytes}, but a block of {cache.block_size} tokens needs {block_bytes}"
         )
     wanted = min(max_context or architecture.max_context, architecture.max_context)
     info = ExecutorInfo(
@@ -137,4 +137,3 @@ def plan_memory(
     )
     layout = KVLayout(architecture.num_kv_heads, architecture.head_dim, num_blocks, cache.block_size, cache.dtype)
     return [layout] * num_layers, info
-
