@@ -116,8 +116,8 @@ def test_a_full_queue_is_temporary() -> None:
 def test_an_engine_that_ends_says_so_everywhere() -> None:
     steps = threading.Semaphore(0)
     with served(lambda: steps.acquire(timeout=10)) as server, server.client() as client:
+        steps.release(3)  # headers come with the first token
         with client.stream("POST", COMPLETIONS, json={"prompt": "x" * 50, "stream": True}) as response:
-            steps.release(3)
             lines = response.iter_lines()
             next(lines)
             stopping = threading.Thread(target=server.engine.stop)

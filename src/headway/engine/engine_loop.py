@@ -118,9 +118,8 @@ class EngineLoop:
         self._end(fault)
 
     def _turn(self) -> None:
-        while not self._stopping and (step := self._core.begin_step(time.monotonic())) is not None:
+        while not self._stopping and (step := self._begin_step(time.monotonic())) is not None:
             self._in_flight.append(step)
-            self._record_queue_times(step)
         if self._in_flight:
             self._finish_oldest_step()
         else:
@@ -131,11 +130,13 @@ class EngineLoop:
         if not self._listeners:
             self._report_idle()
 
-    def _record_queue_times(self, step: InFlightStep) -> None:
-        for new in step.batch.admitted:
+    def _begin_step(self, now: float) -> InFlightStep | None:
+        step = self._core.begin_step(now)
+        for new in step.batch.admitted if step is not None else ():
             admitted_at = self._admitted_at.pop(new.request_id, None)  # None when it comes back from a preemption
             if admitted_at is not None:
-                self._queue_seconds.observe(time.monotonic() - admitted_at)
+                self._queue_seconds.observe(now - admitted_at)
+        return step
 
     def _finish_oldest_step(self) -> None:
         step = self._in_flight.popleft()
