@@ -1,0 +1,136 @@
+"""Law 1 through the scheduler: a request's logits are the same bits, whatever happens around it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headway.config import CacheConfig, SchedulerConfig
+from headway.core.engine_core import EngineCore
+from headway.core.request import Request, SamplingParams
+from headway.model.checkpoint import open_checkpoint
+from headway.model.decoder import Decoder
+from headway.ops.contract import StepLimits
+from headway.ops.native import NativeBackend
+from headway.worker.load import plan_memory
+from headway.worker.local_executor import LocalExecutor
+from headway.worker.model_runner import ModelRunner
+from headway.worker.sampler import Sampler
+from tiny_checkpoints import WIDE, tiny_model, write_folder, write_gguf
+
+NUM_PROMPT, NUM_OUTPUT = 150, 20
+EVERY_ROOM = 1 << 24
+
+
+class RecordingSampler(Sampler):
+    """Keeps the logits each token was sampled from, by request and position."""
+
+    def __init__(self, backend):
+        super().__init__(backend)
+        self.logits = {}
+
+    def sample(self, logits, states):
+        for row, state in zip(logits, states, strict=True):
+            self.logits[state.request_id, state.num_tokens] = row.copy()
+        return super().sample(logits, states)
+
+
+class Engine:
+    """A tiny model behind the real scheduler, driven to the end."""
+
+    def __init__(self, path, *, threads=2, isa="auto", max_batch_tokens=512, memory_bytes=EVERY_ROOM, max_batch_rows=64):
+        checkpoint = open_checkpoint(path)
+        scheduler = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_rows=max_batch_rows)
+        layouts, info = plan_memory(checkpoint.architecture, 0, CacheConfig(memory_bytes=memory_bytes), scheduler)
+        backend = NativeBackend(threads, isa)
+        kv_layers = [backend.new_kv_cache(layout) for layout in layouts]
+        decoder = Decoder(checkpoint.architecture, checkpoint.weights(), backend, kv_layers, info.max_context)
+        limits = StepLimits(info.max_batch_tokens, info.max_batch_rows, info.max_context)
+        self._sampler = RecordingSampler(backend)
+        program = backend.compile(decoder.forward, limits)
+        runner = ModelRunner(program, self._sampler, info.max_context, info.block_size)
+        self._core = EngineCore(LocalExecutor(runner, info), scheduler)
+        self._vocab_size = info.vocab_size
+        self.requests = {}
+
+    def add(self, name, num_prompt=NUM_PROMPT, num_output=NUM_OUTPUT, seed=0, temperature=0.8):
+        prompt = np.random.default_rng(seed).integers(0, self._vocab_size, num_prompt).tolist()
+        sampling = SamplingParams(max_tokens=num_output, temperature=temperature, seed=seed, ignore_eos=True)
+        self.requests[name] = Request(name, tuple(prompt), sampling)
+        assert self._core.add_request(self.requests[name], 0.0).is_admitted
+        return self
+
+    def run(self):
+        now = 0.0
+        while self._core.num_running or self._core.num_waiting:
+            now += 1
+            step = self._core.begin_step(now)
+            self._core.finish_step(step, step.handle.result(), now)
+        return self
+
+    def outcome(self, name="mine"):
+        """(tokens, logits [output, vocabulary]) of one request."""
+        tokens = self.requests[name].output_token_ids
+        num_prompt = self.requests[name].num_prompt_tokens
+        return tokens, np.stack([self._sampler.logits[name, num_prompt + i] for i in range(len(tokens))])
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert (one[1] == other[1]).all()
+
+
+MODELS = {
+    "llama-Q4_1": lambda folder: write_gguf(tiny_model("llama"), folder / "m.gguf", "Q4_1"),
+    "qwen2-Q8_0": lambda folder: write_gguf(tiny_model("qwen2"), folder / "m.gguf", "Q8_0"),
+    "qwen3-Q6_K": lambda folder: write_gguf(tiny_model("qwen3", **WIDE), folder / "m.gguf", "Q6_K"),
+    "gemma3-BF16": lambda folder: write_folder(tiny_model("gemma3"), folder, "BF16"),
+    "mistral-F32": lambda folder: write_folder(tiny_model("mistral"), folder, "F32"),
+}
+
+
+@pytest.fixture(params=MODELS)
+def path(request, tmp_path) -> Path:
+    MODELS[request.param](tmp_path)
+    gguf = tmp_path / "m.gguf"
+    return gguf if gguf.exists() else tmp_path
+
+
+def test_alone_and_among_32_neighbours(path):
+    alone = Engine(path).add("mine").run().outcome()
+    crowd = Engine(path)
+    for i in range(32):
+        crowd.add(f"neighbour {i}", num_prompt=3 + 5 * i, num_output=1 + i, seed=100 + i)
+        if i == 16:
+            crowd.add("mine")
+    assert_same(crowd.run().outcome(), alone)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_prefilled_whole_and_in_chunks(path, chunk):
+    whole = Engine(path).add("mine").run().outcome()
+    assert_same(Engine(path, max_batch_tokens=chunk).add("mine").run().outcome(), whole)
+
+
+def test_preempted_and_not(path):
+    """Room for both prompts and one block more: the later request is preempted as they grow, and recomputed."""
+    alone = Engine(path).add("mine").run().outcome()
+    checkpoint = open_checkpoint(path)
+    layouts, _ = plan_memory(checkpoint.architecture, 0, CacheConfig(memory_bytes=EVERY_ROOM), SchedulerConfig())
+    block_bytes = sum(layout.bytes_per_block for layout in layouts)
+    tight = Engine(path, memory_bytes=15 * block_bytes)
+    tight.add("first", num_prompt=60, num_output=60, seed=5).add("mine").run()
+    assert tight.requests["mine"].num_preemptions > 0
+    assert_same(tight.outcome(), alone)
+
+
+def test_on_one_thread_and_on_several(path):
+    outcomes = [Engine(path, threads=threads).add("mine").run().outcome() for threads in (1, 2, 3)]
+    assert_same(outcomes[1], outcomes[0])
+    assert_same(outcomes[2], outcomes[0])
+
+
+def test_sampled_tokens_differ_by_seed_and_not_by_company(path):
+    engine = Engine(path).add("mine", seed=1).add("same", seed=1).add("other", seed=2).run()
+    assert_same(engine.outcome("mine"), engine.outcome("same"))
+    assert engine.outcome("mine")[0] != engine.outcome("other")[0]
