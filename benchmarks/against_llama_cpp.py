@@ -167,7 +167,12 @@ class Arm:
         # OPENBLAS_* may be set for another library's sake; neither engine computes with it.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENBLAS_")}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self._expect("ready")
 
@@ -241,7 +246,9 @@ def row(name: str, speeds: dict[str, list[float]], ratios: list[float]) -> str:
 def processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def main() -> None:

@@ -44,7 +44,12 @@ def import_seconds(python: Path) -> float:
 
 def ask(url: str) -> dict[str, Any]:
     """The streamed answer to one question, and the seconds until its first token."""
-    body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "stream": True}
+    body = {
+        "model": "smollm2-135m",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "stream": True,
+    }
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -92,7 +97,11 @@ def main() -> None:
         limit = f"  (at most {LIMITS[name]})" if name in LIMITS else ""
         print(f"{name:14} {value if isinstance(value, str) else format(value, '.2f')}{limit}")
     RESULTS.mkdir(exist_ok=True)
-    machine = {"cores": len(os.sched_getaffinity(0)), "system": platform.platform(), "python": platform.python_version()}
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
     (RESULTS / "startup.json").write_text(json.dumps(result | {"machine": machine}, indent=1) + "\n")
 
 

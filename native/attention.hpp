@@ -20,9 +20,14 @@ inline size_t position_offset(const AttentionTile& t, int position) {
   return sub_block_offset(*t.kv, block, t.kv_head, position % t.kv->block_size / kLanes);
 }
 
-template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at) {
-  if constexpr (Bf16) return from_bf16(load<u16x16>(static_cast<const uint16_t*>(base) + at));
-  else return load<f32x16>(static_cast<const float*>(base) + at);
+// `count` lanes, the others zero.
+template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at, int count = kLanes) {
+  if constexpr (!Bf16) return load_part(static_cast<const float*>(base) + at, count);
+  const uint16_t* from = static_cast<const uint16_t*>(base) + at;
+  if (count == kLanes) return from_bf16(load<u16x16>(from));
+  u16x16 part = {};
+  std::memcpy(&part, from, size_t(count) * sizeof *from);
+  return from_bf16(part);
 }
 
 inline void round_bf16_row(const float* x, int k, uint16_t* out) {
@@ -67,7 +72,7 @@ struct Range {
   int low, high;  // positions low .. high - 1
 };
 
-inline const i32x16 kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr int32_t kLaneIds[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // scores[m][p - start] = scale * q[m] . k[p], and minus infinity outside the query's own range.
 template <int M, bool Bf16>
@@ -80,8 +85,8 @@ inline void score_sub_block(const AttentionTile& t, int position, int start, con
     for (int m = 0; m < M; m++) acc[m] = fma(k, splat(t.queries[m].q[d]), acc[m]);
   }
   for (int m = 0; m < M; m++) {
-    const i32x16 p = kLaneIds + position;
-    const i32x16 inside = (p >= range[m].low) & (p < range[m].high);
+    const i32x16 p = load<i32x16>(kLaneIds) + position;
+    const i32x16 inside = (p >= fill(range[m].low)) & (p < fill(range[m].high));
     store(&s.scores[m][position - start], select(inside, acc[m] * t.scale, splat(kMinusInfinity)));
   }
 }
@@ -113,11 +118,7 @@ inline void weigh_values(const AttentionTile& t, int position, int start, int fi
     for (int m = 0; m < M; m++) acc[m] = load_part(&s.piece[who[m]][d], count);
     for (int j = first; j < last; j++) {
       const size_t row = at + size_t(j) * head_dim + d;
-      f32x16 v = {};
-      if (count == kLanes) v = load_kv<Bf16>(t.kv->values, row);
-      else for (int i = 0; i < count; i++)
-        v[i] = Bf16 ? bits<float>(uint32_t(static_cast<const uint16_t*>(t.kv->values)[row + i]) << 16)
-                    : static_cast<const float*>(t.kv->values)[row + i];
+      const f32x16 v = load_kv<Bf16>(t.kv->values, row, count);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) acc[m] = fma(v, splat(s.scores[who[m]][position - start + j]), acc[m]);
     }
@@ -144,8 +145,8 @@ inline void weigh_sub_block(const AttentionTile& t, int position, int start, con
 inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
   if (piece.total == 0.0f) return;
   const float largest = into.largest > piece.largest ? into.largest : piece.largest;
-  const f32x16 both = exp(f32x16{into.largest - largest, piece.largest - largest});
-  const float old_share = into.total == 0.0f ? 0.0f : both[0], new_share = both[1];
+  const float old_share = into.total == 0.0f ? 0.0f : exp(splat(into.largest - largest))[0];
+  const float new_share = exp(splat(piece.largest - largest))[0];
   for_lanes(head_dim, [&](int d, int count) {
     const f32x16 scaled = load_part(merged + d, count) * old_share;
     store_part(merged + d, fma(load_part(values + d, count), splat(new_share), scaled), count);

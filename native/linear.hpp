@@ -23,7 +23,7 @@ inline void group_dot(const uint8_t* q, const int8_t* x, i32x16 dot[M]) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       u8x64 packed = load<u8x64>(q + 64 * i);
-      u8x64 low = packed & 15;
+      u8x64 low = bits<u8x64>(bits<u32x16>(packed) & 0x0f0f0f0fu);
       u8x64 high = bits<u8x64>((bits<u32x16>(packed) >> 4) & 0x0f0f0f0fu);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) dot[m] = dot4<4>(dot4<4>(dot[m], low, quad(m, i)), high, quad(m, i + 4));
@@ -147,7 +147,7 @@ inline int int8_operations(int iterations) {
   static const int8_t x[4] = {1, -1, 2, -2};
   const int8_t* quad = x;
   i32x16 acc[kChains] = {};
-  const u8x64 w = u8x64{} + uint8_t(iterations & 15);
+  const u8x64 w = fill(uint8_t(iterations & 15));
   for (int i = 0; i < iterations; i++) {
     asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
 #pragma GCC unroll 8
@@ -170,9 +170,9 @@ inline void quantize_row(const float* x, int k, const QuantizedRows& out, int ro
     float sum[2];
     for (int h = 0; h < 2; h++) {
       const f32x16 nearest = (half[h] * inverse + 12582912.0f) - 12582912.0f;
-      int32_t quads[4];
-      store(quads, __builtin_convertvector(__builtin_convertvector(nearest, i32x16), i8x16));
-      for (int i = 0; i < 4; i++) std::memcpy(q + 4 * size_t(g * 8 + h * 4 + i) * size, &quads[i], 4);
+      int32_t whole[kLanes];
+      store(whole, to_int(nearest));
+      for (int i = 0; i < kLanes; i++) q[4 * size_t(g * 8 + h * 4 + i / 4) * size + i % 4] = int8_t(whole[i]);
       sum[h] = reduce_add(nearest);
       out.sum16[2 * size_t(tile) * groups + size_t(g * 2 + h) * size + m] = sum[h];
     }

@@ -1,94 +1,168 @@
-// Sixteen lanes at a time, whatever the machine: the compiler's vector types lower to zmm, two ymm, or four xmm or NEON
-// registers. Everything is in a namespace named after the instruction set, so that no two translation units share code.
+// Sixteen lanes at a time, whatever the machine: one zmm register, two ymm, or four xmm or NEON registers. Everything is in a
+// namespace named after the instruction set, so that no two translation units share code.
 #pragma once
-#include <cstring>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 namespace headway::HEADWAY_ISA {
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef uint8_t u8x64 __attribute__((vector_size(64)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-
-// Rows (or queries) a kernel works on together: as many accumulators as the registers hold.
+// Register size, and the rows (or queries) a kernel works on together: as many accumulators as the registers hold.
 #if defined(__AVX512F__)
-constexpr int kTile = 8;
+constexpr int kRegisterBytes = 64, kTile = 8;
 #elif defined(__AVX2__)
-constexpr int kTile = 4;
+constexpr int kRegisterBytes = 32, kTile = 4;
 #else
-constexpr int kTile = 2;
+constexpr int kRegisterBytes = 16, kTile = 2;
 #endif
 
 template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
 template <class V> inline void store(void* p, const V& v) { std::memcpy(p, &v, sizeof v); }
-template <class To, class From> inline To bits(const From& v) { static_assert(sizeof(To) == sizeof(From)); To t; std::memcpy(&t, &v, sizeof t); return t; }
+template <class To, class From> inline To bits(const From& v) {
+  static_assert(sizeof(To) == sizeof(From));
+  return load<To>(&v);
+}
 
-inline f32x16 splat(float x) { return f32x16{} + x; }
-inline f32x16 to_float(i32x16 v) { return __builtin_convertvector(v, f32x16); }
+// 64 bytes of T in as many registers as they take. The compiler's own 64-byte vectors mean the same, but where the machine has
+// no such register it keeps them in memory.
+template <class T> struct Lanes {
+  typedef T Part __attribute__((vector_size(kRegisterBytes)));
+  static constexpr int kParts = 64 / kRegisterBytes;
+  Part part[kParts];
+
+  template <class F> static inline __attribute__((always_inline)) Lanes each(F f) {
+    Lanes out;
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; i++) out.part[i] = f(i);
+    return out;
+  }
+  T operator[](int lane) const { return load<T>(reinterpret_cast<const char*>(part) + size_t(lane) * sizeof(T)); }
+};
+using f32x16 = Lanes<float>;
+using i32x16 = Lanes<int32_t>;
+using u32x16 = Lanes<uint32_t>;
+using u8x64 = Lanes<uint8_t>;
+struct u16x16 { uint16_t lane[16]; };  // halves in memory, on their way to or from floats
+
+template <class T> inline Lanes<T> fill(T x) {
+  return Lanes<T>::each([&](int) { return typename Lanes<T>::Part{} + x; });
+}
+inline f32x16 splat(float x) { return fill(x); }
+
+#define HEADWAY_BINARY(op)                                                                                             \
+  template <class T> inline Lanes<T> operator op(const Lanes<T>& a, const Lanes<T>& b) {                               \
+    return Lanes<T>::each([&](int i) { return a.part[i] op b.part[i]; });                                              \
+  }                                                                                                                    \
+  template <class T> inline Lanes<T> operator op(const Lanes<T>& a, std::type_identity_t<T> b) { return a op fill(b); } \
+  template <class T> inline Lanes<T> operator op(std::type_identity_t<T> a, const Lanes<T>& b) { return fill(a) op b; }
+HEADWAY_BINARY(+)
+HEADWAY_BINARY(-)
+HEADWAY_BINARY(*)
+HEADWAY_BINARY(/)
+HEADWAY_BINARY(&)
+HEADWAY_BINARY(|)
+#undef HEADWAY_BINARY
+
+// Comparisons give lanes of all ones where they hold.
+#define HEADWAY_COMPARE(op)                                                                                            \
+  template <class T> inline i32x16 operator op(const Lanes<T>& a, const Lanes<T>& b) {                                 \
+    return i32x16::each([&](int i) { return i32x16::Part(a.part[i] op b.part[i]); });                                  \
+  }                                                                                                                    \
+  template <class T> inline i32x16 operator op(const Lanes<T>& a, std::type_identity_t<T> b) { return a op fill(b); }
+HEADWAY_COMPARE(<)
+HEADWAY_COMPARE(>)
+HEADWAY_COMPARE(>=)
+HEADWAY_COMPARE(==)
+#undef HEADWAY_COMPARE
+
+template <class T> inline Lanes<T> operator<<(const Lanes<T>& a, int n) {
+  return Lanes<T>::each([&](int i) { return a.part[i] << n; });
+}
+template <class T> inline Lanes<T> operator>>(const Lanes<T>& a, int n) {
+  return Lanes<T>::each([&](int i) { return a.part[i] >> n; });
+}
+template <class T> inline Lanes<T>& operator+=(Lanes<T>& a, const Lanes<T>& b) { return a = a + b; }
+inline f32x16 operator-(const f32x16& a) { return f32x16::each([&](int i) { return -a.part[i]; }); }
+
+template <class T> inline Lanes<T> select(const i32x16& mask, const Lanes<T>& yes, const Lanes<T>& no) {
+  return Lanes<T>::each([&](int i) { return mask.part[i] ? yes.part[i] : no.part[i]; });
+}
+inline f32x16 max(const f32x16& a, const f32x16& b) { return select(a > b, a, b); }
+inline f32x16 abs(const f32x16& a) { return bits<f32x16>(bits<u32x16>(a) & 0x7fffffffu); }
+
+inline f32x16 to_float(const i32x16& v) {
+  return f32x16::each([&](int i) { return __builtin_convertvector(v.part[i], f32x16::Part); });
+}
+inline i32x16 to_int(const f32x16& v) {  // of values that are whole already
+  return i32x16::each([&](int i) { return __builtin_convertvector(v.part[i], i32x16::Part); });
+}
 
 // a * b + c with one rounding where the machine has it, two where it has not; the same on every path of one build.
-inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+inline f32x16 fma(const f32x16& a, const f32x16& b, const f32x16& c) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  return f32x16::each([&](int i) { return _mm512_fmadd_ps(a.part[i], b.part[i], c.part[i]); });
 #elif defined(__FMA__)
-  __m256 x[2], y[2], z[2];
-  std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-  z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]);
-  z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-  return load<f32x16>(z);
+  return f32x16::each([&](int i) { return _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]); });
 #else
   return a * b + c;
 #endif
 }
 
-inline f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) { return mask ? yes : no; }
-inline f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
-inline f32x16 abs(f32x16 a) { return bits<f32x16>(bits<u32x16>(a) & 0x7fffffffu); }
-
 // Horizontal results in one fixed order: halves are folded, 8 then 4 then 2 then 1.
-template <class Fold> inline float reduce(f32x16 v, Fold fold) {
+template <class Fold> inline float reduce(const f32x16& v, Fold fold) {
   float lane[16];
   store(lane, v);
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) lane[i] = fold(lane[i], lane[i + half]);
   return lane[0];
 }
-inline float reduce_add(f32x16 v) { return reduce(v, [](float a, float b) { return a + b; }); }
-inline float reduce_max(f32x16 v) { return reduce(v, [](float a, float b) { return a > b ? a : b; }); }
+inline float reduce_add(const f32x16& v) { return reduce(v, [](float a, float b) { return a + b; }); }
+inline float reduce_max(const f32x16& v) { return reduce(v, [](float a, float b) { return a > b ? a : b; }); }
 
-inline f32x16 from_bf16(u16x16 h) { return bits<f32x16>(__builtin_convertvector(h, u32x16) << 16); }
-
-// Round to nearest, ties to even; NaN stays NaN.
-inline u16x16 to_bf16(f32x16 x) {
-  u32x16 u = bits<u32x16>(x);
-  u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  u32x16 quiet = (u >> 16) | 0x40u;
-  i32x16 is_nan = (u & 0x7fffffffu) > 0x7f800000u;
-  return __builtin_convertvector(is_nan ? quiet : rounded, u16x16);
+inline u32x16 widen(const u16x16& h) {
+#if defined(__AVX512F__)
+  return bits<u32x16>(_mm512_cvtepu16_epi32(bits<__m256i>(h)));
+#elif defined(__AVX2__)
+  return u32x16::each([&](int i) { return u32x16::Part(_mm256_cvtepu16_epi32(load<__m128i>(h.lane + 8 * i))); });
+#else
+  uint32_t wide[16];
+  for (int i = 0; i < 16; i++) wide[i] = h.lane[i];
+  return load<u32x16>(wide);
+#endif
 }
 
-inline f32x16 from_f16(u16x16 h) {
+inline u16x16 narrow(const u32x16& v) {
+  uint32_t wide[16];
+  store(wide, v);
+  u16x16 h;
+  for (int i = 0; i < 16; i++) h.lane[i] = uint16_t(wide[i]);
+  return h;
+}
+
+inline f32x16 from_bf16(const u16x16& h) { return bits<f32x16>(widen(h) << 16); }
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline u16x16 to_bf16(const f32x16& x) {
+  const u32x16 u = bits<u32x16>(x);
+  const u32x16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 0x40u;
+  const i32x16 is_nan = bits<i32x16>(u & 0x7fffffffu) > 0x7f800000;
+  return narrow(select(is_nan, quiet, rounded));
+}
+
+inline f32x16 from_f16(const u16x16& h) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtph_ps(bits<__m256i>(h));
+  return bits<f32x16>(_mm512_cvtph_ps(bits<__m256i>(h)));
 #elif defined(__F16C__)
-  __m256 x[2];
-  x[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)&h));
-  x[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)&h + 1));
-  return load<f32x16>(x);
+  return f32x16::each([&](int i) { return f32x16::Part(_mm256_cvtph_ps(load<__m128i>(h.lane + 8 * i))); });
 #else
   // Exponent and mantissa moved into place are the value times 2^-112, denormals included.
-  u32x16 u = __builtin_convertvector(h, u32x16);
-  f32x16 magnitude = bits<f32x16>((u & 0x7fffu) << 13) * 0x1p112f;
-  i32x16 special = (u & 0x7c00u) == 0x7c00u;
-  u32x16 inf_or_nan = ((u & 0x7fffu) << 13) | 0x7f800000u;
-  u32x16 m = special ? inf_or_nan : bits<u32x16>(magnitude);
-  return bits<f32x16>(m | ((u & 0x8000u) << 16));
+  const u32x16 u = widen(h), magnitude = (u & 0x7fffu) << 13;
+  const i32x16 is_special = (u & 0x7c00u) == 0x7c00u;
+  const u32x16 finite = bits<u32x16>(bits<f32x16>(magnitude) * 0x1p112f);
+  return bits<f32x16>(select(is_special, magnitude | 0x7f800000u, finite) | ((u & 0x8000u) << 16));
 #endif
 }
 
@@ -98,7 +172,7 @@ inline f32x16 exp(f32x16 x) {
   const i32x16 vanishes = x < -87.0f;
   x = select(vanishes, splat(-87.0f), x);
   x = select(x > 88.7f, splat(89.0f), x);
-  f32x16 n = fma(x, splat(1.44269504088896341f), splat(12582912.0f)) - 12582912.0f;
+  const f32x16 n = fma(x, splat(1.44269504088896341f), splat(12582912.0f)) - 12582912.0f;
   f32x16 r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   f32x16 p = splat(1.9875691500e-4f);
@@ -108,36 +182,33 @@ inline f32x16 exp(f32x16 x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   const f32x16 y = fma(p, r * r, r) + 1.0f;
-  const i32x16 e = __builtin_convertvector(n, i32x16), half = e >> 1;  // in two steps, since 2^128 is not a float
+  const i32x16 e = to_int(n), half = e >> 1;  // in two steps, since 2^128 is not a float
   const f32x16 scaled = y * bits<f32x16>((half + 127) << 23) * bits<f32x16>((e - half + 127) << 23);
   return select(vanishes, splat(0.0f), scaled);
 }
 
 // acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes of at most Bits bits, x four signed bytes, none -128.
-template <int Bits> inline i32x16 dot4(i32x16 acc, u8x64 w, const int8_t* x) {
+template <int Bits> inline i32x16 dot4(const i32x16& acc, const u8x64& w, const int8_t* x) {
 #if defined(__AVX512VNNI__)
   // The broadcast is part of the instruction; written out because the compiler would spend a register and a load on it.
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
-  return acc;
+  i32x16 out = acc;
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(out.part[0]) : "v"(w.part[0]), "m"(*reinterpret_cast<const int32_t*>(x)));
+  return out;
 #elif defined(__AVX2__)
-  __m256i part[2], sum[2];
-  std::memcpy(part, &w, 64), std::memcpy(sum, &acc, 64);
   const __m256i quad = _mm256_set1_epi32(load<int32_t>(x)), ones = _mm256_set1_epi16(1);
-  for (int i = 0; i < 2; i++) {
-    const auto add = [&](__m256i bytes) {
-      sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, quad), ones));
-    };
-    if constexpr (Bits < 8) add(part[i]);
-    else {  // two products of a full byte would saturate vpmaddubsw: the top bit goes by itself
-      add(_mm256_and_si256(part[i], _mm256_set1_epi8(0x7f)));
-      add(_mm256_and_si256(part[i], _mm256_set1_epi8(char(0x80))));
-    }
-  }
-  return load<i32x16>(sum);
+  const auto dot = [&](__m256i bytes) { return _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, quad), ones); };
+  return i32x16::each([&](int i) {
+    const __m256i bytes = __m256i(w.part[i]);
+    if constexpr (Bits < 8) return i32x16::Part(_mm256_add_epi32(__m256i(acc.part[i]), dot(bytes)));
+    // Two products of a full byte would saturate vpmaddubsw: the top bit goes by itself.
+    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f)), top = _mm256_andnot_si256(_mm256_set1_epi8(0x7f), bytes);
+    return i32x16::Part(_mm256_add_epi32(__m256i(acc.part[i]), _mm256_add_epi32(dot(low), dot(top))));
+  });
 #else
-  u32x16 u = bits<u32x16>(w);
-  for (int j = 0; j < 4; j++) acc += bits<i32x16>((u >> (8 * j)) & 255u) * int32_t(x[j]);
-  return acc;
+  i32x16 out = acc;
+  const u32x16 u = bits<u32x16>(w);
+  for (int j = 0; j < 4; j++) out += bits<i32x16>((u >> (8 * j)) & 255u) * int32_t(x[j]);
+  return out;
 #endif
 }
 

@@ -38,7 +38,9 @@ class RecordingSampler(Sampler):
 class Engine:
     """A tiny model behind the real scheduler, driven to the end."""
 
-    def __init__(self, path, *, threads=2, isa="auto", max_batch_tokens=512, memory_bytes=EVERY_ROOM, max_batch_rows=64):
+    def __init__(
+        self, path, *, threads=2, isa="auto", max_batch_tokens=512, memory_bytes=EVERY_ROOM, max_batch_rows=64
+    ):
         checkpoint = open_checkpoint(path)
         scheduler = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_rows=max_batch_rows)
         layouts, info = plan_memory(checkpoint.architecture, 0, CacheConfig(memory_bytes=memory_bytes), scheduler)
