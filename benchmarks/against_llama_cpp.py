@@ -2,7 +2,7 @@
 
     python benchmarks/against_llama_cpp.py [MODEL] [--rounds 5] [--threads 2] [--peer-python PYTHON]
 
-MODEL is a catalogue name or a GGUF file. Without --peer-python, llama-cpp-python is built into an environment of its own
+MODEL is a catalogue name or a GGUF file. Without --peer-python, llama-cpp-python is built in an environment of its own
 (some minutes, once). Each engine is a process that lives throughout and sleeps while the other works. Headway's figures
 go through its scheduler and sampler; llama.cpp's are its plain batches, without sampling. Prints a table and writes
 benchmarks/results/llama-cpp.json. Leave the machine alone while it runs.

@@ -1,9 +1,9 @@
-"""What a newcomer meets: the time to install, the size on disk, the time to import, to be ready, and to the first token.
+"""What a newcomer meets: the time to install, the size on disk, the time to import, to be ready, to the first token.
 
     python benchmarks/startup.py
 
-Installs this checkout into a new virtual environment, starts `headway serve` there with the default model (pulled first if
-it is not cached), asks one question, and stops it. Prints a table and writes benchmarks/results/startup.json.
+Installs this checkout into a new virtual environment, starts `headway serve` there with the default model (pulled first
+if it is not cached), asks one question, and stops it. Prints a table and writes benchmarks/results/startup.json.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIMITS = {"install_s": 120, "installed_mb": 200, "import_s": 0.2, "ready_s": 3.0}
-QUESTION = "What is the capital of France?"
+QUESTION = "What is gravity? Answer in one sentence."
 
 
 def seconds_of(command: list[str]) -> float:
