@@ -44,12 +44,8 @@ def import_seconds(python: Path) -> float:
 
 def ask(url: str) -> dict[str, Any]:
     """The streamed answer to one question, and the seconds until its first token."""
-    body = {
-        "model": "smollm2-135m",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "temperature": 0,
-        "stream": True,
-    }
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": "smollm2-135m", "messages": messages, "temperature": 0, "max_tokens": 60, "stream": True}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
