@@ -14,7 +14,7 @@ from headway.model.architecture import Architecture
 from headway.model.checkpoint import open_checkpoint
 from headway.model.decoder import Decoder
 from headway.model.licences import AskLicence
-from headway.model.progress import Progress, silent
+from headway.model.progress import Progress, bytes_under, silent
 from headway.model.resolve import ResolvedModel, resolve_model
 from headway.ops.contract import Backend, KVLayout, StepLimits
 from headway.worker.local_executor import LocalExecutor
@@ -54,14 +54,14 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
     backend = make_backend(config.runtime)
     layouts, info = plan_memory(architecture, config.model.max_context, config.cache, config.scheduler)
     kv_layers = [backend.new_kv_cache(layout) for layout in layouts]
-    total = len(architecture.layers)
+    num_layers, size = len(architecture.layers), bytes_under(resolved.path)
     decoder = Decoder(
         architecture,
         checkpoint.weights(),
         backend,
         kv_layers,
         info.max_context,
-        on_layer=lambda done, _: progress(f"loading {resolved.name}", done, total),
+        on_layer=lambda done, _: progress(f"loading {resolved.name}", size * done // num_layers, size),
     )
     limits = StepLimits(info.max_batch_tokens, info.max_batch_rows, info.max_context)
     program = backend.compile(decoder.forward, limits)
