@@ -28,6 +28,12 @@ def test_defaults_then_file_then_overrides(tmp_path: Path) -> None:
         ("server", 5),
         ("server.prot", 5),
         ("model.accept_licence", 1),
+        ("runtime.threads", -1),
+        ("cache.memory_bytes", -1),
+        ("server.drain_s", -0.5),
+        ("server.keep_alive_s", float("inf")),
+        ("server.limits.max_n", -1),
+        ("server.sampling.temperature", float("nan")),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:

@@ -250,6 +250,21 @@ class TestLeaving:
         assert run(scenario).stats().finished["abort"] == 0
 
 
+def test_an_event_loop_that_ends_takes_its_requests_along(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    engine = AsyncEngine(make_parts(echo_executor(gate)), SchedulerConfig())
+
+    async def leave_unread() -> None:
+        await engine.submit(request("a long answer", sampling={"ignore_eos": True, "max_tokens": 200}))
+        await asyncio.to_thread(gate.wait)
+
+    asyncio.run(leave_unread())
+    gate.open_for_good()
+    assert engine._engine.drain(WAIT_S)
+    engine.stop()
+    assert engine.stats().finished["abort"] == 1 and caplog.records == []
+
+
 def test_a_stop_string_ends_the_request_in_the_core_too():
     async def scenario(engine: AsyncEngine) -> None:
         deltas = await collect(await engine.submit(request("one two three", stop=("three",), sampling=ENDLESS)))

@@ -8,7 +8,7 @@ import pytest
 
 from fake_engine import CONTEXT, FakeChatTemplate, FakeEngine, FakeTokenizer
 from headway.config import LimitsConfig, SamplingDefaults
-from headway.errors import HeadwayError, InvalidRequest, PromptTooLong
+from headway.errors import ConfigError, HeadwayError, InvalidRequest, PromptTooLong
 from headway.server.body import OFF_LOOP_SIZE
 from headway.server.errors import ApiError
 from headway.server.intake import Intake, Job, parse_prompts
@@ -101,6 +101,15 @@ def test_defaults_request_then_server_then_model_then_neutral() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty, sampling.top_p) == (0.0, 0, 1.1, 1.0)
     assert chat(engine, defaults).sequences[0].sampling.temperature == 0.2
     assert chat(engine).sequences[0].sampling.temperature == 0.7
+
+
+def test_defaults_no_request_could_be_served_with_are_a_setting_to_change() -> None:
+    with pytest.raises(ConfigError, match=r"server\.sampling.*top_p"):
+        chat(defaults=SamplingDefaults(top_p=1.5))
+    engine = FakeEngine()
+    engine.generation_defaults = {"temperature": 1000.0}
+    with pytest.raises(ConfigError, match="temperature"):
+        chat(engine)
 
 
 def test_max_tokens_in_either_spelling() -> None:

@@ -132,6 +132,18 @@ def test_while_draining_what_runs_ends_and_what_is_new_waits() -> None:
         assert b"[DONE]" in read_all(running)
 
 
+def test_half_a_request_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with live_server(ServerConfig(port=0, drain_s=60)) as server:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{{".encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head)
+            with server.client() as client:
+                assert client.post(CHAT, json=BODY).status_code == 200  # the half one is being waited for now
+            server.gate.close()
+            assert b'"code":"shutting_down"' in read_all(connection)
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("body", [BODY, STREAM])
 def test_what_outlasts_the_drain_is_cut_with_an_error(body: dict[str, Any]) -> None:
     with live_server(ServerConfig(port=0, drain_s=0.2)) as server:

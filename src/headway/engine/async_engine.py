@@ -102,6 +102,10 @@ class Stream:
             self._take(RequestOutput(self.request_id, (), (), FinishReason.ABORT))
             self._abort(FinishReason.ABORT)
 
+    def abandon(self) -> None:
+        """Drops the request when its event loop is gone. In the engine's thread."""
+        self._abort(FinishReason.ABORT)
+
     def receive(self, output: RequestOutput | EngineStopped) -> None:
         """What the engine has to say. Late words about a stream that has ended are dropped."""
         if self._ended:
@@ -139,6 +143,8 @@ class _Inbox:
 
     def put(self, stream: Stream, output: RequestOutput | EngineStopped) -> None:
         """In the engine's thread."""
+        if self.event_loop.is_closed():
+            return stream.abandon()
         self._outputs.append((stream, output))
         if not self._is_woken:
             self._is_woken = True

@@ -1,9 +1,10 @@
 """What runs, and whether more may come in: the part of a graceful stop that the application sees."""
 
+import asyncio
 import math
 import time
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.errors import ApiError, unavailable
 from headway.server.generation import Generation
@@ -14,6 +15,15 @@ class Visit:
 
     def __init__(self) -> None:
         self.generation: Generation | None = None
+        self.is_received = False  # the whole request is here
+        self._task = asyncio.current_task()
+
+    def cancel(self) -> None:
+        """Stops its work, or the wait for a request that is only half here."""
+        if self.generation is not None:
+            self.generation.cancel()
+        elif not self.is_received and self._task is not None:
+            self._task.cancel()
 
 
 class Gate:
@@ -30,8 +40,10 @@ class Gate:
 
     @property
     def is_drained(self) -> bool:
-        """Closed, and nothing runs any more or the time for it is over."""
-        return self._deadline is not None and (not self._visits or time.monotonic() >= self._deadline)
+        """Closed, and nothing runs any more or the time for it is over. Half a request is nothing that runs."""
+        if self._deadline is None:
+            return False
+        return time.monotonic() >= self._deadline or not any(visit.is_received for visit in self._visits)
 
     def close(self) -> None:
         if self._deadline is None:
@@ -39,12 +51,16 @@ class Gate:
 
     def enter(self) -> Visit:
         if self._deadline is not None:
-            seconds = max(1, math.ceil(self._deadline - time.monotonic()))
-            message = f"The server is shutting down and takes no new work: retry in {seconds} s (server.drain_s)."
-            raise unavailable(message, "shutting_down", seconds)
+            raise self.refusal()
         visit = Visit()
         self._visits.append(visit)
         return visit
+
+    def refusal(self) -> ApiError:
+        assert self._deadline is not None
+        seconds = max(1, math.ceil(self._deadline - time.monotonic()))
+        message = f"The server is shutting down and takes no new work: retry in {seconds} s (server.drain_s)."
+        return unavailable(message, "shutting_down", seconds)
 
     def leave(self, visit: Visit) -> None:
         self._visits.remove(visit)
@@ -52,8 +68,7 @@ class Gate:
     def cancel_all(self) -> None:
         """Stops what runs; each of them ends with an error that says so."""
         for visit in self._visits:
-            if visit.generation is not None:
-                visit.generation.cancel()
+            visit.cancel()
 
 
 class GateMiddleware:
@@ -71,7 +86,17 @@ class GateMiddleware:
         except ApiError as error:
             return await error.response()(scope, receive, send)
         scope["headway.visit"] = visit
+
+        async def receive_body() -> Message:
+            message = await receive()
+            visit.is_received |= message["type"] == "http.request" and not message.get("more_body", False)
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive_body, send)
+        except asyncio.CancelledError:
+            if visit.is_received or not self._gate.is_closed:
+                raise
+            await self._gate.refusal().response()(scope, receive, send)
         finally:
             self._gate.leave(visit)

@@ -8,10 +8,10 @@ from typing import Any
 
 from headway.config import LimitsConfig, SamplingDefaults
 from headway.core.request import SamplingParams
-from headway.engine.admit import SEED_BITS
+from headway.engine.admit import SEED_BITS, admit
 from headway.engine.generation import GenerationRequest
 from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
-from headway.errors import InvalidRequest, PromptTooLong
+from headway.errors import ConfigError, InvalidRequest, PromptTooLong
 from headway.server.body import off_loop
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
@@ -43,6 +43,12 @@ class Intake:
 
     @classmethod
     def over(cls, engine: ServedEngine, limits: LimitsConfig, defaults: SamplingDefaults) -> "Intake":
+        """Raises ConfigError where no request could be served with the sampling that it gets by default."""
+        sampling = SamplingParams(**effective_sampling({}, defaults, engine.generation_defaults))
+        try:
+            admit(GenerationRequest((0,), sampling), engine.card.vocab_size)
+        except InvalidRequest as error:
+            raise ConfigError(f"the default sampling cannot be used (settings server.sampling): {error}") from error
         longest_token = max(len(engine.tokenizer.token_bytes(i)) for i in range(engine.card.vocab_size))
         return cls(engine, limits, defaults, engine.card.max_context * longest_token)
 
