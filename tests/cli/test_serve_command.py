@@ -34,3 +34,4 @@ def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.
     for fact in ("2, avx512 kernels", "1.2 s", "http://127.0.0.1:8000"):
         assert fact in text
     assert any(line.startswith("curl ") for line in text.splitlines())
+    assert all(line == line.rstrip() for line in text.splitlines())  # also where it goes into a file

@@ -16,7 +16,7 @@ from headway.model.decoder import Decoder
 from headway.model.licences import AskLicence
 from headway.model.progress import Progress, bytes_under, silent
 from headway.model.resolve import ResolvedModel, resolve_model
-from headway.ops.contract import Backend, KVLayout, StepLimits
+from headway.ops.contract import Backend, Handle, KVLayout, StepLimits
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.sampler import Sampler
@@ -53,7 +53,7 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
     architecture = checkpoint.architecture
     backend = make_backend(config.runtime)
     layouts, info = plan_memory(architecture, config.model.max_context, config.cache, config.scheduler)
-    kv_layers = [backend.new_kv_cache(layout) for layout in layouts]
+    kv_layers = new_kv_layers(backend, layouts, config.cache)
     num_layers, size = len(architecture.layers), bytes_under(resolved.path)
     decoder = Decoder(
         architecture,
@@ -86,6 +86,14 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
         kv_bytes=sum(layout.bytes_per_block * layout.num_blocks for layout in layouts),
         seconds=time.perf_counter() - started,
     )
+
+
+def new_kv_layers(backend: Backend, layouts: list[KVLayout], cache: CacheConfig) -> list[Handle]:
+    try:
+        return [backend.new_kv_cache(layout) for layout in layouts]
+    except MemoryError:
+        message = f"cache.memory_bytes is {cache.memory_bytes}, more than this machine can give: lower it (--kv-memory)"
+        raise ConfigError(message) from None
 
 
 def make_backend(config: RuntimeConfig) -> Backend:
