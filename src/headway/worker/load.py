@@ -18,6 +18,9 @@ from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.sampler import Sampler
 
+# Beyond anything sensible: these only keep a slip of the keyboard from asking for all memory or a million threads.
+MAX_BATCH_TOKENS, MAX_BATCH_ROWS, MAX_THREADS = 1 << 20, 1 << 16, 1024
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -71,6 +74,7 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
 
 
 def make_backend(config: RuntimeConfig) -> Backend:
+    _require_within("runtime.threads", config.threads, 0, MAX_THREADS)
     if config.backend == "reference":
         from headway.ops.reference import ReferenceBackend
 
@@ -92,10 +96,18 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def physical_memory() -> int:
+    """Bytes of memory in this machine; less may be free."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def plan_memory(
     architecture: Architecture, max_context: int, cache: CacheConfig, scheduler: SchedulerConfig
 ) -> MemoryPlan:
     """How many KV blocks ``cache.memory_bytes`` buys, and the longest sequence they allow."""
+    _require_within("cache.memory_bytes", cache.memory_bytes, 1, physical_memory())
+    _require_within("scheduler.max_batch_tokens", scheduler.max_batch_tokens, 1, MAX_BATCH_TOKENS)
+    _require_within("scheduler.max_batch_rows", scheduler.max_batch_rows, 1, MAX_BATCH_ROWS)
     layout = _block_layout(architecture, cache)
     num_layers = len(architecture.layers)
     block_bytes = num_layers * layout.bytes_per_block
@@ -116,6 +128,11 @@ def plan_memory(
         vocab_size=architecture.vocab_size,
     )
     return MemoryPlan(replace(layout, num_blocks=num_blocks), num_layers, info)
+
+
+def _require_within(setting: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{setting} is {value}: on this machine it can be {low} to {high}")
 
 
 def _block_layout(architecture: Architecture, cache: CacheConfig) -> KVLayout:
