@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class Expected:
     kept_ids: NDArray[np.integer] | None = None
 
     @classmethod
-    def recorded(cls, golden: dict[str, NDArray[np.generic]], num_tokens: int) -> "Expected":
+    def recorded(cls, golden: dict[str, NDArray[Any]], num_tokens: int) -> "Expected":
         ids = golden["top_ids"][:num_tokens]
         kept = golden["top_logits"][:num_tokens].astype(np.float64) - golden["logsumexp"][:num_tokens, None]
         return cls(np.concatenate([kept, log_rest(kept)], axis=1), ids[:, 0], ids)
@@ -115,7 +116,7 @@ def distributions(
     """(log-probabilities [n, vocabulary] after each token, the kernels that computed them)."""
     backend = make_backend(runtime)
     program = scoring_program(checkpoint.architecture, checkpoint.weights(), backend, len(token_ids), kv_dtype)
-    return log_probabilities(sequence_logits(program, token_ids)), getattr(backend, "isa", backend.name)
+    return log_probabilities(sequence_logits(program, token_ids)), backend.isa
 
 
 def measures(expected: Expected, actual: Float64, token_ids: list[int]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """A model on disk, whichever its form: one GGUF file, or a folder of safetensors with config.json and tokenizer.json.
 
-    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_source()
+    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_files()
 
 Opening reads headers and configuration only; ``weights()`` checks every tensor and then reads lazily.
 """
@@ -43,7 +43,7 @@ _SAMPLING_KEYS = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """``generation_defaults`` are the sampling parameters the model's makers recommend, by their names in
     SamplingParams; ``quantisation`` is the format most weights are in. ``gguf`` is None for a folder."""
@@ -58,6 +58,11 @@ class Checkpoint:
     @property
     def num_parameters(self) -> int:
         return num_parameters(self.architecture)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the tensors take on disk."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
 
     def weights(self) -> ModelWeights:
         """Raises CheckpointError naming the tensor when one is missing, left over, misshapen or not finite (tensors of
@@ -74,13 +79,8 @@ class Checkpoint:
             unneeded.add("lm_head.weight")  # a copy of the embedding: _is_tied has compared them
         return reader.read(frozenset(unneeded))
 
-    def tokenizer_source(self) -> TokenizerFiles:
+    def tokenizer_files(self) -> TokenizerFiles:
         return gguf_tokenizer(self.gguf.metadata) if self.gguf is not None else folder_tokenizer(self.path)
-
-    def close(self) -> None:
-        """Forgets the tensors. The file stays mapped only while weights that were read from it live."""
-        self.tensors = {}
-        self.gguf = None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
