@@ -49,7 +49,9 @@ def test_there_are_at_most_60_settings() -> None:
 
 
 def test_the_page_lists_every_setting_with_its_default_and_its_flag() -> None:
-    flags = {setting.name: f"`{setting.flag}`" for setting in ENGINE_SETTINGS + SERVER_SETTINGS} | {"model.name": "MODEL"}
+    flags = {setting.name: f"`{setting.flag}`" for setting in ENGINE_SETTINGS + SERVER_SETTINGS} | {
+        "model.name": "MODEL"
+    }
     expected = [(name, toml(default), flags.get(name, "")) for name, default in settings(Config())]
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
     listed = re.findall(r"^\| `([\w.]+)` \| `?(.*?)`? \| (.*?) ?\| \S.* \|$", page, re.MULTILINE)
