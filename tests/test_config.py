@@ -37,6 +37,9 @@ def test_defaults_then_file_then_overrides(tmp_path: Path) -> None:
         ("server.drain_s", float("nan")),
         ("server.keep_alive_s", float("inf")),
         ("server.sampling.temperature", -0.5),
+        ("server.sampling.top_p", 0.0),
+        ("server.sampling.min_p", 1.1),
+        ("server.sampling.repetition_penalty", 0.0),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
@@ -49,7 +52,9 @@ def test_there_are_at_most_60_settings() -> None:
 
 
 def test_the_page_lists_every_setting_with_its_default_and_its_flag() -> None:
-    flags = {setting.name: f"`{setting.flag}`" for setting in ENGINE_SETTINGS + SERVER_SETTINGS} | {"model.name": "MODEL"}
+    flags = {setting.name: f"`{setting.flag}`" for setting in ENGINE_SETTINGS + SERVER_SETTINGS} | {
+        "model.name": "MODEL"
+    }
     expected = [(name, toml(default), flags.get(name, "")) for name, default in settings(Config())]
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
     listed = re.findall(r"^\| `([\w.]+)` \| `?(.*?)`? \| (.*?) ?\| \S.* \|$", page, re.MULTILINE)

@@ -49,8 +49,8 @@ class ConfigReader:
             raise self.error(key, f"is {value}, not within {low} to {high}")
         return float(value)
 
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.number(key, default)
+    def positive(self, key: str, default: float | None = None, *, high: float = 1e12) -> float:
+        value = self.number(key, default, high=high)
         if value <= 0:
             raise self.error(key, f"is {value}, not above 0")
         return value

@@ -118,13 +118,15 @@ def _resolved(manifest: Manifest, store: ModelStore) -> ResolvedModel:
     )
 
 
-def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool = False) -> ResolvedModel:
+def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool) -> ResolvedModel:
     path = Path(name).expanduser()
     try:
         weights = _weight_files(path) if name and path.exists() else []
         digests = {file.name: store.digest_of(file, progress, rehash) for file in weights}
     except OSError as error:
-        raise ModelNotFound(f"cannot read {name!r}: {error.strerror}; check the path and its permissions") from error
+        raise ModelNotFound(
+            f"cannot read {name!r}: {error.strerror} ({error.filename}); check the path and its permissions"
+        ) from error
     if not digests:
         raise _not_found(name)
     digest = combined_digest(digests)
