@@ -140,7 +140,7 @@ GGUF_DAMAGE = {
     "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], UnsupportedModel, "convert it"),
     "unknown family": (lambda data: data.replace(b"llama", b"mamba"), UnsupportedModel, "known: llama"),
     "renamed tensor": (lambda data: data.replace(b"blk.1.ffn_up", b"blk.9.ffn_up"), CheckpointError, "is missing"),
-    "unknown key": (lambda data: data.replace(b"rope.freq_base", b"rope.freq_bias"), UnsupportedModel, "rope.freq_bias"),
+    "unknown key": (lambda data: data.replace(b"rope.freq_base", b"rope.freq_bias"), UnsupportedModel, "freq_bias"),
 }  # fmt: skip
 
 

@@ -142,6 +142,8 @@ def _weight_files(path: Path) -> list[Path]:
                 f"{path} is not a GGUF file: name a .gguf file, or a folder with safetensors files in it"
             )
         return [path]
+    if not path.is_dir():
+        raise UnsupportedModel(f"{path} is neither a file nor a folder: name a GGUF file, or a folder with safetensors")
     found = sorted(path.glob("*.safetensors"))
     if not found:
         ggufs = ", ".join(sorted(file.name for file in path.glob("*.gguf")))
