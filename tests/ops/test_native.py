@@ -96,6 +96,19 @@ def test_linear_is_the_product_of_what_it_reads(isa, name, n, k):
     assert np.abs(y - expected).max() < tolerance
 
 
+@pytest.mark.parametrize(("bits", "group", "zero"), [(4, 32, 0), (4, 32, 8), (6, 16, 32), (8, 32, 128), (8, 32, 0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_integers_do_not_saturate(isa, bits, group, zero, sign):
+    """Every weight at its largest and every activation at 127 or -127: sums of products that some instructions clip."""
+    k, top = 128, 2**bits - 1
+    ones = np.ones((16, k // group), np.float16)
+    q = np.full((16, k), top, np.uint8)
+    backend = NativeBackend(1, isa)
+    weight = backend.load_linear(LinearWeight((GroupQuantized(q, ones, None, bits, group, zero, "test"),)))
+    y = run_op(backend, np.full((3, k), sign, np.float32), lambda ops, rows, _: ops.linear(rows, weight))
+    assert np.allclose(y, sign * k * (top - zero), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_row_of_linear_is_the_same_alone_and_in_any_batch(isa, name):
     x = floats(64, 96, seed=4)
