@@ -37,6 +37,9 @@ def test_defaults_then_file_then_overrides(tmp_path: Path) -> None:
         ("server.drain_s", float("nan")),
         ("server.keep_alive_s", float("inf")),
         ("server.sampling.temperature", -0.5),
+        ("server.sampling.top_p", 0.0),
+        ("server.sampling.min_p", 1.1),
+        ("server.sampling.repetition_penalty", 0.0),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:

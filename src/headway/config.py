@@ -69,6 +69,15 @@ class SamplingDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
+    def __post_init__(self) -> None:
+        """ConfigError here rather than a refusal of every request."""
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"server.sampling.top_p is {self.top_p}: it must be above 0 and at most 1")
+        if self.min_p is not None and self.min_p > 1:
+            raise ConfigError(f"server.sampling.min_p is {self.min_p}: it must be at most 1")
+        if self.repetition_penalty == 0:
+            raise ConfigError("server.sampling.repetition_penalty is 0: it must be above 0; 1 turns it off")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:

@@ -285,10 +285,22 @@ def test_recommended_sampling_of_a_gguf(tmp_path: Path) -> None:
     assert defaults == {"temperature": 0.5, "top_k": 40, "repetition_penalty": 1.25}
 
 
-def test_a_bad_recommendation_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("temperature", "hot", "must be a finite number"),
+        ("temperature", -1, "not within"),
+        ("top_k", 1.5, "must be an integer"),
+        ("top_p", 7, "not within"),
+        ("top_p", 0, "not above 0"),
+        ("min_p", 1.1, "not within"),
+        ("repetition_penalty", 0, "not above 0"),
+    ],
+)
+def test_a_bad_recommendation_is_an_error(tmp_path: Path, name: str, value: object, problem: str) -> None:
     write_folder(tiny_model("llama"), tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature must be a finite number"):
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name} .*{problem}"):
         open_checkpoint(tmp_path)
 
 

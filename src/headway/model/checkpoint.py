@@ -141,9 +141,14 @@ def dominant_format(tensors: Mapping[str, StoredTensor]) -> str:
 
 
 def _sampling_defaults(reader: ConfigReader, names: dict[str, str]) -> dict[str, float | int]:
-    """``names``: key in the file -> name in SamplingParams."""
-    defaults: dict[str, float | int] = {}
-    for key, name in names.items():
-        if reader.get(key) is not None:
-            defaults[name] = reader.integer(key, low=-1) if name == "top_k" else reader.number(key)
-    return defaults
+    """``names``: key in the file -> name in SamplingParams. What no request could ask for is an error here."""
+    present = {name: key for key, name in names.items() if reader.get(key) is not None}
+    return {name: _sampling_default(reader, name, key) for name, key in present.items()}
+
+
+def _sampling_default(reader: ConfigReader, name: str, key: str) -> float | int:
+    if name == "top_k":
+        return reader.integer(key, low=-1)
+    if name in ("top_p", "repetition_penalty"):
+        return reader.positive(key, high=1.0 if name == "top_p" else 1e12)
+    return reader.number(key, high=1.0 if name == "min_p" else 1e12)
