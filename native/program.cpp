@@ -42,15 +42,14 @@ struct RmsNormOp : Op {
 
 struct LinearOp : Op {
   TensorRef x;
-  std::vector<std::shared_ptr<Weight>> parts;
-  std::shared_ptr<Memory> bias;
+  LinearSpec spec;
   TensorRef out;
+  int k, total_blocks = 0;
   bool needs_int8 = false;
-  int total_blocks = 0;
 
-  LinearOp(TensorRef x, std::vector<std::shared_ptr<Weight>> weights, std::shared_ptr<Memory> bias, TensorRef out)
-      : x(x), parts(std::move(weights)), bias(std::move(bias)), out(out) {
-    for (const auto& part : parts) {
+  LinearOp(TensorRef x, LinearSpec linear, TensorRef out)
+      : x(x), spec(std::move(linear)), out(out), k(spec.parts.front()->matrix().k) {
+    for (const auto& part : spec.parts) {
       const Format format = part->matrix().format;
       needs_int8 = needs_int8 || format == Format::q4 || format == Format::q8;
       total_blocks += blocks(*part);
@@ -58,27 +57,44 @@ struct LinearOp : Op {
   }
 
   static int blocks(const Weight& part) { return (part.matrix().n + kLanes - 1) / kLanes; }
+  bool is_staged() const { return spec.norm || spec.gated; }
 
   void run(const Context& c) const override {
     const int rows = c.rows_of(x);
-    if (needs_int8) {
-      c.split_rows(rows, [&](int r) { c.kernels.quantize_row(c.row(x, r), x.width, c.program.quantized(), r, rows); });
-      c.pool.barrier();
+    // A single row is prepared by every worker for itself: that is quicker than to wait for each other.
+    const int first = rows == 1 ? c.worker : 0;
+    if (is_staged() || needs_int8) {
+      if (rows == 1) prepare(c, 0, first, rows);
+      else {
+        c.split_rows(rows, [&](int r) { prepare(c, r, 0, rows); });
+        c.pool.barrier();
+      }
     }
-    const LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized()};
+    LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(first, k)};
+    if (is_staged()) input.x = c.program.staged(first, k), input.stride = k;
     const int chunk = std::max(1, total_blocks / (c.workers * 8));
     c.take_items((total_blocks + chunk - 1) / chunk, [&](int item) {
       for (int b = item * chunk; b < std::min((item + 1) * chunk, total_blocks); b++) run_block(c, input, b);
     });
   }
 
+  // Input row r in the forms the parts read, in a set of `rows` rows that starts at `first` of the shared room.
+  void prepare(const Context& c, int r, int first, int rows) const {
+    const float* row = c.row(x, r);
+    float* staged = c.program.staged(first + r, k);
+    if (spec.norm) c.kernels.rms_norm(row, reinterpret_cast<const float*>(spec.norm->data()), k, spec.eps, staged);
+    if (spec.gated) c.kernels.gated(row, row + k, k, *spec.gated, staged);
+    if (needs_int8) c.kernels.quantize_row(is_staged() ? staged : row, k, c.program.quantized(first, k), r, rows);
+  }
+
   void run_block(const Context& c, const LinearInput& input, int block) const {
     int column = 0;
-    for (const auto& part : parts) {
+    for (const auto& part : spec.parts) {
       if (block < blocks(*part)) {
-        const float* b = bias ? reinterpret_cast<const float*>(bias->data()) + column : nullptr;
-        c.kernels.linear_block(part->matrix(), block, input, b, c.row(out, 0) + column, c.stride(out));
-        return;
+        LinearOutput to{c.row(out, 0) + column, c.stride(out), nullptr, nullptr, 0};
+        if (spec.bias) to.bias = reinterpret_cast<const float*>(spec.bias->data()) + column;
+        if (spec.residual) to.residual = c.row(*spec.residual, 0) + column, to.residual_stride = c.stride(*spec.residual);
+        return c.kernels.linear_block(part->matrix(), block, input, to);
       }
       block -= blocks(*part);
       column += part->matrix().n;
@@ -225,9 +241,10 @@ void Program::embed(std::shared_ptr<Weight> table, float scale, TensorRef out) {
 void Program::rms_norm(TensorRef x, std::shared_ptr<Memory> weight, float eps, TensorRef out) {
   ops_.push_back(std::make_unique<RmsNormOp>(x, std::move(weight), eps, out));
 }
-void Program::linear(TensorRef x, std::vector<std::shared_ptr<Weight>> parts, std::shared_ptr<Memory> bias, TensorRef out) {
-  reserve_inputs(x.width);
-  ops_.push_back(std::make_unique<LinearOp>(x, std::move(parts), std::move(bias), out));
+void Program::linear(TensorRef x, LinearSpec spec, TensorRef out) {
+  auto op = std::make_unique<LinearOp>(x, std::move(spec), out);
+  reserve_inputs(op->k);
+  ops_.push_back(std::move(op));
 }
 void Program::rope_and_store(TensorRef q, TensorRef k, TensorRef v, std::shared_ptr<Memory> table,
                              std::shared_ptr<KVCacheLayer> kv, TensorRef out) {
@@ -250,10 +267,17 @@ void Program::take_logit_rows(TensorRef x, TensorRef out) { ops_.push_back(std::
 void Program::reserve_inputs(int k) {
   if (k <= reserved_k_) return;
   reserved_k_ = k;
-  const size_t rows = size_t(std::max(max_rows_, max_logit_rows_)), values = rows * k, groups = rows * (k / kActivationGroup);
-  quantized_memory_ = std::make_unique<Memory>(values + groups * 5 * sizeof(float));
+  const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size()})), groups = rows * (k / kActivationGroup);
+  staged_ = std::make_unique<Memory>(rows * k * sizeof(float));
+  quantized_memory_ = std::make_unique<Memory>(rows * k + groups * 5 * sizeof(float));
   float* floats = reinterpret_cast<float*>(quantized_memory_->data());
   quantized_ = {reinterpret_cast<int8_t*>(floats + groups * 5), floats, floats + groups, floats + groups * 2, floats + groups * 4};
+}
+
+QuantizedRows Program::quantized(int row, int k) const {
+  const size_t groups = size_t(row) * (k / kActivationGroup);
+  return {quantized_.q + size_t(row) * k, quantized_.scale + groups, quantized_.sum32 + groups, quantized_.sum16 + 2 * groups,
+          quantized_.scaled_sum + groups};
 }
 
 void Program::check(const Step& step) const {
@@ -292,7 +316,7 @@ void Program::run(const Step& step) {
 }
 
 size_t Program::workspace_bytes() const {
-  size_t total = quantized_memory_ ? quantized_memory_->size() : 0;
+  size_t total = quantized_memory_ ? quantized_memory_->size() + staged_->size() : 0;
   for (const Buffer& b : buffers_) total += b.memory->size();
   return total;
 }

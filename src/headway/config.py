@@ -54,7 +54,7 @@ class LimitsConfig:
     max_stops: int = 16
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20  # a million tokens of text fit
     max_messages: int = 4096
     max_waiting_requests: int = 1024
 
