@@ -99,6 +99,12 @@ def test_all_biases_of_a_llama_are_loaded(tmp_path: Path, write) -> None:
     assert_holds(checkpoint.weights(), held)
 
 
+def test_the_offset_of_gemmas_norms_does_not_reach_its_biases(tmp_path: Path) -> None:
+    held = write_folder(tiny_model("gemma3", attention_bias=True), tmp_path)
+    layer = open_checkpoint(tmp_path).weights().layers[0]
+    np.testing.assert_array_equal(layer.q_bias, held.tensors["model.layers.0.self_attn.q_proj.bias"])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folder_and_gguf_make_the_same_architecture(tmp_path: Path, family: str) -> None:
     model = tiny_model(family)

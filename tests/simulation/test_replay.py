@@ -37,7 +37,7 @@ class Player:
         self.answers.append(getattr(self, call.name)(call.now, *call.arguments))
 
     def add(self, now: float, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams, eos: int) -> Any:
-        return self.core.add_request(Request(request_id, prompt, sampling, frozenset({eos}), now), now)
+        return self.core.add_request(Request(request_id, prompt, sampling, frozenset({eos})), now)
 
     def abort(self, now: float, request_id: str, reason: FinishReason) -> Any:
         return self.core.abort_request(request_id, now, reason)

@@ -87,11 +87,13 @@ def test_a_step_that_samples_nothing_returns_nothing():
 
 
 def test_a_slot_has_nothing_of_its_last_owner():
-    run, program = runner(make_info(block_size=4, max_batch_rows=1))
-    run.run(ScheduledBatch(0, (), (new_request("a", *range(9)),), (ScheduledRow("a", 0, 9, (4, 5, 6), True),)))
-    run.run(ScheduledBatch(1, ("a",), (new_request("b", 50, 51),), (ScheduledRow("b", 0, 2, (7,), True),)))
-    assert program.inputs[1].token_ids.tolist() == [50, 51]
-    assert program.inputs[1].block_tables.tolist() == [[7]]
+    run, program = runner(make_info(block_size=4, max_batch_rows=2))
+    rows = (ScheduledRow("a", 0, 9, (4, 5, 6), True), ScheduledRow("other", 0, 9, (1, 2, 3), True))
+    run.run(ScheduledBatch(0, (), (new_request("a", *range(9)), new_request("other", *range(9))), rows))
+    rows = (ScheduledRow("b", 0, 2, (7,), True), ScheduledRow("other", 9, 1, (), True))
+    run.run(ScheduledBatch(1, ("a",), (new_request("b", 50, 51),), rows))
+    assert program.inputs[1].token_ids.tolist() == [50, 51, fake_token("other", 9, VOCAB)]
+    assert program.inputs[1].block_tables.tolist() == [[7, -1, -1], [1, 2, 3]]
 
 
 def test_releasing_a_request_that_never_had_a_row_is_no_error():
