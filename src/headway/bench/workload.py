@@ -2,8 +2,9 @@
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from headway.errors import ConfigError
 
@@ -49,25 +50,26 @@ class Lengths:
         return min(max(1, round(length)), MAX_TIMES_MEAN * self.mean)
 
 
-def arrivals(rate: float, cv: float, duration_s: float, rng: random.Random) -> Iterator[float]:
-    """Moments with gamma-distributed gaps of mean ``1 / rate`` and coefficient of variation ``cv``; 1 is Poisson."""
-    shape, scale = 1 / cv**2, cv**2 / rate
-    at = rng.gammavariate(shape, scale)
-    while at < duration_s:
-        yield at
-        at += rng.gammavariate(shape, scale)
+def arrivals(count: int, cv: float, rng: random.Random) -> list[float]:
+    """Moments from 0 on with gamma-distributed gaps of mean 1 and coefficient of variation ``cv``; 1 is Poisson."""
+    gaps = (rng.gammavariate(1 / cv**2, cv**2) for _ in range(count - 1))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def plan_requests(
     rate: float, cv: float, duration_s: float, inputs: Lengths, outputs: Lengths, seed: str
 ) -> list[PlannedRequest]:
-    """The same seed gives the same plan. Lengths do not change with ``cv``, nor moments with the lengths."""
+    """As many as ``rate`` makes of ``duration_s``, stretched to exactly that rate: short runs differ only in pattern.
+
+    For ``cv`` 1 that is a Poisson process given its count. The same seed gives the same plan; lengths do not change
+    with ``cv``, nor the pattern with the lengths.
+    """
+    count = round(rate * duration_s)
+    if count < 2:
+        raise ConfigError(f"{rate:g} a second makes less than two requests of {duration_s:g} s: run for longer")
     lengths = random.Random(f"{seed}/lengths")
-    moments = arrivals(rate, cv, duration_s, random.Random(f"{seed}/arrivals"))
-    plan = [PlannedRequest(at, inputs.draw(lengths), outputs.draw(lengths)) for at in moments]
-    if not plan:
-        raise ConfigError(f"no request falls within {duration_s:g} s at {rate:g} a second: run for longer")
-    return plan
+    moments = arrivals(count, cv, random.Random(f"{seed}/arrivals"))
+    return at_rate([PlannedRequest(at, inputs.draw(lengths), outputs.draw(lengths)) for at in moments], rate)
 
 
 def at_rate(plan: Sequence[PlannedRequest], rate: float) -> list[PlannedRequest]:
