@@ -28,8 +28,6 @@ class NativeBackend:
     ``fused`` False runs every recorded operation by itself: slower, and the same bits.
     """
 
-    name = "native"
-
     def __init__(self, threads: int, isa: str = "auto", fused: bool = True) -> None:
         self.isa = _native.kernel_name(isa)
         self.threads = threads
