@@ -29,7 +29,7 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
         chat_template=_chat_template(tokenizer_files.chat_template, tokenizer),
         card=_card(config, model),
         eos_token_ids=frozenset(architecture.eos_token_ids or tokenizer.eos_token_ids),
-        generation_defaults=model.checkpoint.generation_defaults,
+        generation_defaults=model.generation_defaults,
         report=_report(model, time.perf_counter() - started),
     )
 

@@ -8,6 +8,7 @@ from headway.config import CacheConfig, Config, RuntimeConfig, SchedulerConfig
 from headway.core.executor import ExecutorInfo
 from headway.errors import ConfigError
 from headway.model.architecture import Architecture
+from headway.model.catalogue import catalogue
 from headway.model.checkpoint import Checkpoint, open_checkpoint
 from headway.model.decoder import Decoder
 from headway.model.licences import AskLicence
@@ -44,6 +45,12 @@ class LoadedModel:
     memory: MemoryPlan
     backend: Backend
     program: StepProgram
+
+    @property
+    def generation_defaults(self) -> dict[str, float | int]:
+        """What the model's makers recommend for sampling: by its files, else by the catalogue."""
+        entry = catalogue().get(self.resolved.name)
+        return (entry.generation_defaults if entry else {}) | self.checkpoint.generation_defaults
 
     def make_executor(self, textless_ids: Iterable[int] = ()) -> LocalExecutor:
         """``textless_ids`` are never sampled: rows of the embedding table that stand for no token."""
