@@ -11,7 +11,7 @@ namespace headway {
 namespace {
 
 constexpr int kRounds = 5;
-constexpr int kDotIterations = 200000;
+constexpr int kDotIterations = 30000;
 
 // Seconds of the fastest of a few rounds: the others were disturbed.
 template <class F> double fastest(ThreadPool& pool, F job) {

@@ -16,37 +16,46 @@ inline f32x16 load_scales(const PackedMatrix& w, const void* scales, size_t inde
 // dot[m][lane] = sum over one group of q[lane] * x[m], exact in int32; x is [quad][M] of four bytes.
 template <int M, int Bits, int Quads>
 inline void group_dot(const uint8_t* q, const int8_t* x, i32x16 dot[M]) {
-  auto quad = [&](int m, int i) { return x + 4 * (i * M + m); };
-  for (int m = 0; m < M; m++) dot[m] = i32x16{};
+  const auto quad = [&](int m, int i) { return x + 4 * (i * M + m); };
+  QuadSum<Bits> sums[M];
   if constexpr (Bits == 4) {
     static_assert(Quads == 8);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-      u8x64 packed = load<u8x64>(q + 64 * i);
-      u8x64 low = bits<u8x64>(bits<u32x16>(packed) & 0x0f0f0f0fu);
-      u8x64 high = bits<u8x64>((bits<u32x16>(packed) >> 4) & 0x0f0f0f0fu);
+      const u32x16 packed = load<u32x16>(q + 64 * i);
+      const u8x64 low = bits<u8x64>(packed & 0x0f0f0f0fu), high = bits<u8x64>((packed >> 4) & 0x0f0f0f0fu);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) dot[m] = dot4<4>(dot4<4>(dot[m], low, quad(m, i)), high, quad(m, i + 4));
+      for (int m = 0; m < M; m++) {
+        sums[m].add(low, quad(m, i));
+        sums[m].add(high, quad(m, i + 4));
+      }
     }
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < Quads; i++) {
-      u8x64 w = load<u8x64>(q + 64 * i);
+      const u8x64 w = load<u8x64>(q + 64 * i);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) dot[m] = dot4<8>(dot[m], w, quad(m, i));
+      for (int m = 0; m < M; m++) sums[m].add(w, quad(m, i));
     }
   }
+  for (int m = 0; m < M; m++) dot[m] = sums[m].total();
 }
 
 // M rows of one block of outputs, in registers.
 template <int M> struct Sums {
-  f32x16 acc[M] = {};
+  f32x16 acc[M];
 };
+
+// Loops add up in a plain array and come here at the end: a result that is returned is kept in memory throughout.
+template <int M> inline Sums<M> sums_of(const f32x16* acc) {
+  Sums<M> sums;
+  for (int m = 0; m < M; m++) sums.acc[m] = acc[m];
+  return sums;
+}
 
 template <int M, int Bits, int Group, bool Minimum>
 inline Sums<M> quant_tile(const PackedMatrix& w, int block, const QuantizedRows& x, int row) {
-  Sums<M> sums;
-  auto& acc = sums.acc;
+  f32x16 acc[M] = {};
   const int groups = w.k / Group;
   const size_t first = size_t(row) * (w.k / kActivationGroup);  // rows before this one are in whole tiles
   const uint8_t* q = w.data + size_t(block) * w.k * kLanes * Bits / 8;
@@ -74,7 +83,7 @@ inline Sums<M> quant_tile(const PackedMatrix& w, int block, const QuantizedRows&
       }
     }
   }
-  return sums;
+  return sums_of<M>(acc);
 }
 
 template <Format F> inline f32x16 load_dense(const uint8_t* p) {
@@ -90,17 +99,17 @@ template <int M, Format F>
 inline Sums<M> dense_tile(const PackedMatrix& w, int block, const float* x, int stride) {
   constexpr int kBytes = F == Format::f32 ? 4 : 2;
   const uint8_t* data = w.data + size_t(block) * w.k * kLanes * kBytes;
-  Sums<M> even, odd;
+  f32x16 even[M] = {}, odd[M] = {};
   for (int k = 0; k < w.k; k += 2, data += 2 * kLanes * kBytes) {
     const f32x16 v0 = load_dense<F>(data), v1 = load_dense<F>(data + kLanes * kBytes);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      even.acc[m] = fma(v0, splat(x[size_t(m) * stride + k]), even.acc[m]);
-      odd.acc[m] = fma(v1, splat(x[size_t(m) * stride + k + 1]), odd.acc[m]);
+      even[m] = fma(v0, splat(x[size_t(m) * stride + k]), even[m]);
+      odd[m] = fma(v1, splat(x[size_t(m) * stride + k + 1]), odd[m]);
     }
   }
-  for (int m = 0; m < M; m++) even.acc[m] += odd.acc[m];
-  return even;
+  for (int m = 0; m < M; m++) even[m] += odd[m];
+  return sums_of<M>(even);
 }
 
 template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const LinearInput& x, int row) {
@@ -118,44 +127,57 @@ template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const Lin
   return quant_tile<M, 8, 32, false>(w, block, x.quantized, row);
 }
 
-// Rows row .. row + M - 1 of one output block, bias added last.
+inline f32x16 load_columns(const float* p, int columns) {
+  if (columns >= kLanes) return load<f32x16>(p);
+  float lane[kLanes] = {};
+  std::memcpy(lane, p, size_t(columns) * sizeof(float));
+  return load<f32x16>(lane);
+}
+
+inline void store_columns(float* p, const f32x16& v, int columns) {
+  if (columns >= kLanes) return store(p, v);
+  float lane[kLanes];
+  store(lane, v);
+  std::memcpy(p, lane, size_t(columns) * sizeof(float));
+}
+
+// Rows row .. row + M - 1 of one block: the sum over k, then the bias, then the residual.
 template <int M>
-inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, f32x16 bias, float* y, int y_stride) {
+inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, const LinearOutput& out) {
   const Sums<M> sums = tile<M>(w, block, x, row);
   const int columns = w.n - block * kLanes;
+  const size_t first = size_t(block) * kLanes;
+  const f32x16 bias = out.bias ? load_columns(out.bias + first, columns) : splat(0.0f);
   for (int m = 0; m < M; m++) {
-    const f32x16 out = sums.acc[m] + bias;
-    float* to = y + size_t(row + m) * y_stride + size_t(block) * kLanes;
-    if (columns >= kLanes) store(to, out);
-    else std::memcpy(to, &out, size_t(columns) * sizeof(float));
+    f32x16 y = sums.acc[m] + bias;
+    if (out.residual) y = load_columns(out.residual + size_t(row + m) * out.residual_stride + first, columns) + y;
+    store_columns(out.y + size_t(row + m) * out.stride + first, y, columns);
   }
 }
 
-inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const float* bias, float* y, int y_stride) {
-  f32x16 b = {};
-  if (bias) {
-    const int columns = w.n - block * kLanes;
-    std::memcpy(&b, bias + size_t(block) * kLanes, size_t(columns < kLanes ? columns : kLanes) * sizeof(float));
-  }
+inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
   int row = 0;
-  for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, b, y, y_stride);
-  with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, b, y, y_stride); });
+  for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, out);
+  with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, out); });
 }
 
 inline int int8_operations(int iterations) {
   constexpr int kChains = 8;
   static const int8_t x[4] = {1, -1, 2, -2};
   const int8_t* quad = x;
-  i32x16 acc[kChains] = {};
+  i32x16 acc = {};
   const u8x64 w = fill(uint8_t(iterations & 15));
   for (int i = 0; i < iterations; i++) {
+    QuadSum<4> sums[kChains];
     asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
 #pragma GCC unroll 8
-    for (int c = 0; c < kChains; c++) acc[c] = dot4<4>(acc[c], w, quad);
+    for (int step = 0; step < 8; step++)
+#pragma GCC unroll 8
+      for (int c = 0; c < kChains; c++) sums[c].add(w, quad);
+    for (int c = 0; c < kChains; c++) acc += sums[c].total();
   }
-  for (int c = 1; c < kChains; c++) acc[0] += acc[c];
-  asm volatile("" : : "m"(acc[0]));  // and the result is used
-  return kChains * kLanes * 4 * 2;
+  asm volatile("" : : "m"(acc));  // and the result is used
+  return 8 * kChains * kLanes * 4 * 2;
 }
 
 // int8 with one scale per 32 inputs: scale = max|x| / 127, q = x / scale to the nearest, ties to even.

@@ -19,13 +19,6 @@ constexpr int kRegisterBytes = 32, kTile = 4;
 constexpr int kRegisterBytes = 16, kTile = 2;
 #endif
 
-template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
-template <class V> inline void store(void* p, const V& v) { std::memcpy(p, &v, sizeof v); }
-template <class To, class From> inline To bits(const From& v) {
-  static_assert(sizeof(To) == sizeof(From));
-  return load<To>(&v);
-}
-
 // 64 bytes of T in as many registers as they take. The compiler's own 64-byte vectors mean the same, but where the machine has
 // no such register it keeps them in memory.
 template <class T> struct Lanes {
@@ -39,7 +32,10 @@ template <class T> struct Lanes {
     for (int i = 0; i < kParts; i++) out.part[i] = f(i);
     return out;
   }
-  T operator[](int lane) const { return load<T>(reinterpret_cast<const char*>(part) + size_t(lane) * sizeof(T)); }
+  T operator[](int lane) const {
+    constexpr int kPerPart = kRegisterBytes / int(sizeof(T));
+    return part[lane / kPerPart][lane % kPerPart];
+  }
 };
 using f32x16 = Lanes<float>;
 using i32x16 = Lanes<int32_t>;
@@ -47,8 +43,34 @@ using u32x16 = Lanes<uint32_t>;
 using u8x64 = Lanes<uint8_t>;
 struct u16x16 { uint16_t lane[16]; };  // halves in memory, on their way to or from floats
 
+template <class V> constexpr int kPartsOf = 0;
+template <class T> constexpr int kPartsOf<Lanes<T>> = Lanes<T>::kParts;
+
+// Register by register: as one copy of 64 bytes the compiler would go through memory.
+template <class V> inline __attribute__((always_inline)) V load(const void* p) {
+  V v;
+  if constexpr (kPartsOf<V> == 0) std::memcpy(&v, p, sizeof v);
+  else
+#pragma GCC unroll 4
+    for (int i = 0; i < kPartsOf<V>; i++) std::memcpy(&v.part[i], static_cast<const char*>(p) + i * kRegisterBytes, kRegisterBytes);
+  return v;
+}
+template <class V> inline __attribute__((always_inline)) void store(void* p, const V& v) {
+  if constexpr (kPartsOf<V> == 0) std::memcpy(p, &v, sizeof v);
+  else
+#pragma GCC unroll 4
+    for (int i = 0; i < kPartsOf<V>; i++) std::memcpy(static_cast<char*>(p) + i * kRegisterBytes, &v.part[i], kRegisterBytes);
+}
+
+// The same bits as another type.
+template <class To, class From> inline __attribute__((always_inline)) To bits(const From& v) {
+  static_assert(sizeof(To) == sizeof(From));
+  if constexpr (kPartsOf<To> && kPartsOf<From>) return To::each([&](int i) { return typename To::Part(v.part[i]); });
+  else return load<To>(&v);
+}
+
 template <class T> inline Lanes<T> fill(T x) {
-  return Lanes<T>::each([&](int) { return typename Lanes<T>::Part{} + x; });
+  return Lanes<T>::each([&](int) { return x - typename Lanes<T>::Part{}; });  // x - 0 is x, even for -0
 }
 inline f32x16 splat(float x) { return fill(x); }
 
@@ -187,30 +209,61 @@ inline f32x16 exp(f32x16 x) {
   return select(vanishes, splat(0.0f), scaled);
 }
 
-// acc[lane] += sum over j of w[4 lane + j] * x[j], exact: w unsigned bytes of at most Bits bits, x four signed bytes, none -128.
-template <int Bits> inline i32x16 dot4(const i32x16& acc, const u8x64& w, const int8_t* x) {
+// The sum of up to 8 products of quads: total()[lane] = sum of w[4 lane + j] * x[j] over j and over the calls of add, exact.
+// w holds unsigned bytes of at most Bits bits; x four signed bytes, none of them -128.
 #if defined(__AVX512VNNI__)
-  // The broadcast is part of the instruction; written out because the compiler would spend a register and a load on it.
-  i32x16 out = acc;
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(out.part[0]) : "v"(w.part[0]), "m"(*reinterpret_cast<const int32_t*>(x)));
-  return out;
-#elif defined(__AVX2__)
-  const __m256i quad = _mm256_set1_epi32(load<int32_t>(x)), ones = _mm256_set1_epi16(1);
-  const auto dot = [&](__m256i bytes) { return _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, quad), ones); };
-  return i32x16::each([&](int i) {
-    const __m256i bytes = __m256i(w.part[i]);
-    if constexpr (Bits < 8) return i32x16::Part(_mm256_add_epi32(__m256i(acc.part[i]), dot(bytes)));
-    // Two products of a full byte would saturate vpmaddubsw: the top bit goes by itself.
-    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f)), top = _mm256_andnot_si256(_mm256_set1_epi8(0x7f), bytes);
-    return i32x16::Part(_mm256_add_epi32(__m256i(acc.part[i]), _mm256_add_epi32(dot(low), dot(top))));
-  });
+template <int Bits> struct QuadSum {
+  i32x16 sum = {};
+
+  void add(const u8x64& w, const int8_t* x) {
+    // The broadcast is part of the instruction; written out because the compiler would spend a register and a load on it.
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.part[0]) : "v"(w.part[0]), "m"(*reinterpret_cast<const int32_t*>(x)));
+  }
+  i32x16 total() const { return sum; }
+};
 #else
-  i32x16 out = acc;
-  const u32x16 u = bits<u32x16>(w);
-  for (int j = 0; j < 4; j++) out += bits<i32x16>((u >> (8 * j)) & 255u) * int32_t(x[j]);
-  return out;
+// Pairs of bytes are multiplied into 16 bits. For 4 bits, all eight sums of two such products fit: 8 * 2 * 15 * 127 < 2^15.
+using i16x32 = Lanes<int16_t>;
+
+inline i32x16 add_pairs(const i16x32& v) {
+#if defined(__AVX2__)
+  return i32x16::each([&](int i) { return i32x16::Part(_mm256_madd_epi16(__m256i(v.part[i]), _mm256_set1_epi16(1))); });
+#else
+  const i32x16 pairs = bits<i32x16>(v);
+  return ((pairs << 16) >> 16) + (pairs >> 16);
 #endif
 }
+
+template <int Bits> struct QuadSum {
+  i32x16 sum = {};
+
+  // A product of a full byte leaves no room for a second: the top bit goes by itself.
+  void add(const u8x64& w, const int8_t* x) {
+    sum += add_pairs(products(bits<u8x64>(bits<u32x16>(w) & 0x7f7f7f7fu), x));
+    sum += add_pairs(products(bits<u8x64>(bits<u32x16>(w) & 0x80808080u), x));
+  }
+  i32x16 total() const { return sum; }
+
+  // [2 lane + i] = w[4 lane + j] * x[j] + w[4 lane + k] * x[k], for two pairs (j, k) that make up the quad.
+  static i16x32 products(const u8x64& w, const int8_t* x) {
+#if defined(__AVX2__)
+    const __m256i quad = _mm256_set1_epi32(load<int32_t>(x));
+    return i16x32::each([&](int i) { return i16x32::Part(_mm256_maddubs_epi16(__m256i(w.part[i]), quad)); });
+#else
+    const auto pair = [&](int j) { return bits<i16x32>(fill(int32_t(uint32_t(uint16_t(x[j])) | uint32_t(x[j + 2]) << 16))); };
+    const u32x16 even = bits<u32x16>(w) & 0x00ff00ffu, odd = (bits<u32x16>(w) >> 8) & 0x00ff00ffu;
+    return bits<i16x32>(even) * pair(0) + bits<i16x32>(odd) * pair(1);
+#endif
+  }
+};
+
+template <> struct QuadSum<4> {
+  i16x32 sum = {};
+
+  void add(const u8x64& w, const int8_t* x) { sum += QuadSum<8>::products(w, x); }
+  i32x16 total() const { return add_pairs(sum); }
+};
+#endif
 
 // Calls f<M>() for M == size, 1 <= size <= Largest: every size of a tile has its own instantiation.
 template <int Largest, class F> inline void with_size(int size, F f) {

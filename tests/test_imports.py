@@ -37,6 +37,7 @@ RULES = {
     "worker": Rule((*CORE_VALUES, "model", "ops", "_native")),
     "observe": Rule((*CORE_VALUES, "cost")),
     "engine": Rule(("core", "cost", "observe")),
+    "bench": Rule(("engine", "core", "observe")),
     "server": Rule(("engine", *CORE_VALUES, "observe", "core.admission")),
     "router": Rule((*CORE_VALUES, "observe")),
     "sim": Rule(("core", "cost", "router", "observe")),

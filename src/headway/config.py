@@ -128,12 +128,15 @@ def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
 
 
 def _coerce(name: str, value: Any, declared: Any) -> Any:
-    """``value`` as the declared type: one of bool, int, float, str, or one of these ``| None`` (TOML has no null)."""
+    """``value`` as the declared type: one of bool, int, float, str, or one of these ``| None`` (TOML has no null).
+
+    No setting has a meaning below 0, nor as inf or nan, which TOML can write.
+    """
     kind = next(k for k in (get_args(declared) or (declared,)) if k is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
-    if isinstance(value, int | float) and not 0 <= value < math.inf:
-        raise ConfigError(f"{name} is {value}; no setting is negative or without end")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise ConfigError(f"{name} must be a finite number, 0 or above, not {value!r}")
     return value

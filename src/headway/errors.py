@@ -14,9 +14,10 @@ HeadwayError
 │   ├── PromptTooLong           the prompt does not fit the context (numbers included)
 │   └── TemplateError           the chat template refused these messages
 ├── RequestRefused              admission said no; ``refusal`` carries the numbers
-└── EngineError
-    ├── RequestFailed           one request failed while it ran; the others go on
-    └── EngineStopped           the engine is shutting down or has died
+├── EngineError
+│   ├── RequestFailed           one request failed while it ran; the others go on
+│   └── EngineStopped           the engine is shutting down or has died
+└── BenchError                  a measurement could not be made
 """
 
 from typing import Any
@@ -99,4 +100,8 @@ class RequestFailed(EngineError):
 
 
 class EngineStopped(EngineError):
+    pass
+
+
+class BenchError(HeadwayError):
     pass

@@ -10,7 +10,8 @@ from headway.ops.reference import ReferenceBackend
 from headway.ops.weights import DenseMatrix, GroupQuantized, LinearWeight
 
 ISAS = _native.available_isas()
-LIMITS = StepLimits(max_rows=600, max_logit_rows=600, max_context=1024)
+MAX_CONTEXT = 1024
+LIMITS = StepLimits(max_rows=600, max_logit_rows=600)
 
 
 def floats(*shape, seed=0, scale=1.0):
@@ -93,6 +94,19 @@ def test_linear_is_the_product_of_what_it_reads(isa, name, n, k):
     # Rounding to int8 may go either way on a tie, which moves a result by one step of one input.
     tolerance = 2e-6 * np.abs(seen).sum(axis=1).max() * np.abs(matrix.to_float32()).max() + 1e-5
     assert np.abs(y - expected).max() < tolerance
+
+
+@pytest.mark.parametrize(("bits", "group", "zero"), [(4, 32, 0), (4, 32, 8), (6, 16, 32), (8, 32, 128), (8, 32, 0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_integers_do_not_saturate(isa, bits, group, zero, sign):
+    """Every weight at its largest and every activation at 127 or -127: sums of products that some instructions clip."""
+    k, top = 128, 2**bits - 1
+    ones = np.ones((16, k // group), np.float16)
+    q = np.full((16, k), top, np.uint8)
+    backend = NativeBackend(1, isa)
+    weight = backend.load_linear(LinearWeight((GroupQuantized(q, ones, None, bits, group, zero, "test"),)))
+    y = run_op(backend, np.full((3, k), sign, np.float32), lambda ops, rows, _: ops.linear(rows, weight))
+    assert np.allclose(y, sign * k * (top - zero), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -183,7 +197,7 @@ class Attention:
         self.num_blocks, self.block_size = 128, block_size
         layout = KVLayout(kv_heads, d, self.num_blocks, block_size, dtype)
         kv = backend.new_kv_cache(layout)
-        angles = np.arange(LIMITS.max_context)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
+        angles = np.arange(MAX_CONTEXT)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
         rope = backend.load_rope(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
         x = floats(rows, (heads + 2 * kv_heads) * d, seed=seed + 1)
         x[poisoned_from or rows :] = np.nan

@@ -104,8 +104,9 @@ def test_defaults_request_then_server_then_model_then_neutral() -> None:
 
 
 def test_defaults_no_request_could_be_served_with_are_a_setting_to_change() -> None:
-    with pytest.raises(ConfigError, match=r"server\.sampling.*top_p"):
-        chat(defaults=SamplingDefaults(top_p=1.5))
+    for name, value in (("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.1), ("repetition_penalty", 0.0)):
+        with pytest.raises(ConfigError, match=rf"server\.sampling.*{name} is {value}"):
+            chat(defaults=SamplingDefaults(**{name: value}))
     engine = FakeEngine()
     engine.generation_defaults = {"temperature": 1000.0}
     with pytest.raises(ConfigError, match="temperature"):

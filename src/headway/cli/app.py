@@ -3,6 +3,7 @@
 import typer
 
 from headway import __version__
+from headway.cli.bench import app as bench
 from headway.cli.chat import chat
 from headway.cli.models import app as models
 from headway.cli.run import run
@@ -18,6 +19,7 @@ app.command()(serve)
 app.command()(run)
 app.command()(chat)
 app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
 
 
 def _show_version(asked: bool) -> None:

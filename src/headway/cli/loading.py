@@ -10,6 +10,7 @@ from headway.config import Config
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.build import build_engine
 from headway.engine.generation import StartupReport
+from headway.engine.parts import EngineParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,15 @@ class Running:
     report: StartupReport
 
 
+def loaded_parts(config: Config) -> EngineParts:
+    with TerminalProgress(messages()) as progress:
+        return build_engine(config, progress, licence_question(config.model, progress))
+
+
 @contextmanager
 def running_engine(config: Config) -> Iterator[Running]:
     """Loads the model and starts the engine; stops it at the end of the block."""
-    with TerminalProgress(messages()) as progress:
-        parts = build_engine(config, progress, licence_question(config.model, progress))
+    parts = loaded_parts(config)
     engine = AsyncEngine(parts, config.scheduler, config.server.limits.max_waiting_requests)
     try:
         yield Running(engine, parts.report)

@@ -2,7 +2,6 @@
 
 import math
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,7 +45,6 @@ def new_core_request(request: GenerationRequest, eos_token_ids: frozenset[int]) 
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
         eos_token_ids=eos_token_ids,
-        arrival=time.monotonic(),
     )
 
 

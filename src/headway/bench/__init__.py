@@ -1,0 +1,1 @@
+"""Measuring: engines in this process, and any OpenAI-compatible server under open-loop load."""
