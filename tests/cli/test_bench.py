@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from engines import REPORT
-from live_server import LiveServer, live_server
 from typer.testing import CliRunner
 
 from fake_engine import FakeEngine, refusal
 from fakes import FakeExecutor, make_info
 from headway.cli.app import app
 from headway.core.admission import RefusalReason
+from live_server import LiveServer, live_server
 
 LATE_IS_FINE = ("--max-lag-ms", "60000")  # the machine that runs the tests may be busy
 
