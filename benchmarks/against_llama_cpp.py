@@ -74,7 +74,7 @@ def headway_arm(model: str, threads: int) -> tuple[Run, Callable[[], dict[str, A
 
     config = load_config(overrides={"model.name": model, "runtime.threads": threads})
     loaded = load_model(config)
-    executor = loaded.make_executor(())
+    executor = loaded.make_executor()
     core = EngineCore(executor, config.scheduler)
     calibrating = NativeBackend(threads)
     counter = iter(range(1 << 30))
@@ -100,7 +100,7 @@ def headway_arm(model: str, threads: int) -> tuple[Run, Callable[[], dict[str, A
         calibration = calibrating.calibrate()
         return {
             "version": __version__,
-            "kernels": loaded.kernels,
+            "kernels": loaded.backend.isa,
             "read_gb_per_s": calibration.read_bytes_per_s / 1e9,
             "int8_gop_per_s": calibration.int8_ops_per_s / 1e9,
         }

@@ -127,28 +127,38 @@ template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const Lin
   return quant_tile<M, 8, 32, false>(w, block, x.quantized, row);
 }
 
-// Rows row .. row + M - 1 of one output block, bias added last.
+inline f32x16 load_columns(const float* p, int columns) {
+  if (columns >= kLanes) return load<f32x16>(p);
+  float lane[kLanes] = {};
+  std::memcpy(lane, p, size_t(columns) * sizeof(float));
+  return load<f32x16>(lane);
+}
+
+inline void store_columns(float* p, const f32x16& v, int columns) {
+  if (columns >= kLanes) return store(p, v);
+  float lane[kLanes];
+  store(lane, v);
+  std::memcpy(p, lane, size_t(columns) * sizeof(float));
+}
+
+// Rows row .. row + M - 1 of one block: the sum over k, then the bias, then the residual.
 template <int M>
-inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, f32x16 bias, float* y, int y_stride) {
+inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, const LinearOutput& out) {
   const Sums<M> sums = tile<M>(w, block, x, row);
   const int columns = w.n - block * kLanes;
+  const size_t first = size_t(block) * kLanes;
+  const f32x16 bias = out.bias ? load_columns(out.bias + first, columns) : splat(0.0f);
   for (int m = 0; m < M; m++) {
-    const f32x16 out = sums.acc[m] + bias;
-    float* to = y + size_t(row + m) * y_stride + size_t(block) * kLanes;
-    if (columns >= kLanes) store(to, out);
-    else std::memcpy(to, &out, size_t(columns) * sizeof(float));
+    f32x16 y = sums.acc[m] + bias;
+    if (out.residual) y = load_columns(out.residual + size_t(row + m) * out.residual_stride + first, columns) + y;
+    store_columns(out.y + size_t(row + m) * out.stride + first, y, columns);
   }
 }
 
-inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const float* bias, float* y, int y_stride) {
-  f32x16 b = {};
-  if (bias) {
-    const int columns = w.n - block * kLanes;
-    std::memcpy(&b, bias + size_t(block) * kLanes, size_t(columns < kLanes ? columns : kLanes) * sizeof(float));
-  }
+inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
   int row = 0;
-  for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, b, y, y_stride);
-  with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, b, y, y_stride); });
+  for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, out);
+  with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, out); });
 }
 
 inline int int8_operations(int iterations) {

@@ -1,6 +1,7 @@
 // What Python sees of the native code. Every call that computes releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -52,7 +53,6 @@ std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
   return std::make_shared<Weight>(data.data(), f, int(data.shape(0)), int(data.shape(1)));
 }
 
-using Ref = std::tuple<int, int, int>;
 TensorRef ref(nb::handle t) {
   return {nb::cast<int>(t.attr("buffer")), nb::cast<int>(t.attr("offset")), nb::cast<int>(t.attr("width"))};
 }
@@ -61,6 +61,14 @@ Activation activation(const std::string& kind) {
   if (kind == "silu") return Activation::silu;
   if (kind == "gelu_tanh") return Activation::gelu_tanh;
   throw std::invalid_argument("unknown activation '" + kind + "'");
+}
+
+void linear(Program& program, nb::handle x, std::vector<std::shared_ptr<Weight>> parts, std::shared_ptr<Memory> bias,
+            nb::handle out, std::shared_ptr<Memory> norm, float eps, std::optional<std::string> gated, nb::handle residual) {
+  LinearSpec spec{std::move(parts), std::move(bias), std::move(norm), eps, {}, {}};
+  if (gated) spec.gated = activation(*gated);
+  if (!residual.is_none()) spec.residual = ref(residual);
+  program.linear(ref(x), std::move(spec), ref(out));
 }
 
 void run(Program& program, Ints token_ids, Ints positions, Ints row_starts, Array<int32_t, 2> block_tables, Ints logit_rows) {
@@ -108,25 +116,26 @@ NB_MODULE(_native, m) {
              new (self) Program(pool, kernels_for(isa), rows, logit_rows);
            }, "pool"_a, "isa"_a, "max_rows"_a, "max_logit_rows"_a, nb::keep_alive<1, 2>())
       .def("add_buffer", &Program::add_buffer, "width"_a, "logit_rows"_a)
-      .def("embed", [](Program& p, std::shared_ptr<Weight> t, float s, nb::handle out) { p.embed(t, s, ref(out)); })
+      .def("embed", [](Program& p, std::shared_ptr<Weight> t, float s, nb::handle out) { p.embed(t, s, ref(out)); },
+           "table"_a, "scale"_a, "out"_a)
       .def("rms_norm", [](Program& p, nb::handle x, std::shared_ptr<Memory> w, float eps, nb::handle out) {
              p.rms_norm(ref(x), w, eps, ref(out));
-           })
-      .def("linear", [](Program& p, nb::handle x, std::vector<std::shared_ptr<Weight>> parts, std::shared_ptr<Memory> bias,
-                        nb::handle out) { p.linear(ref(x), parts, bias, ref(out)); },
-           "x"_a, "parts"_a, "bias"_a.none(), "out"_a)
+           }, "x"_a, "weight"_a, "eps"_a, "out"_a)
+      .def("linear", &linear, "x"_a, "parts"_a, "bias"_a.none(), "out"_a, "weight"_a.none() = nb::none(), "eps"_a = 0.0f,
+           "kind"_a.none() = nb::none(), "residual"_a.none() = nb::none())
       .def("rope_and_store", [](Program& p, nb::handle q, nb::handle k, nb::handle v, std::shared_ptr<Memory> table,
                                 std::shared_ptr<KVCacheLayer> kv, nb::handle out) {
              p.rope_and_store(ref(q), ref(k), ref(v), table, kv, ref(out));
-           })
+           }, "q"_a, "k"_a, "v"_a, "table"_a, "kv"_a, "out"_a)
       .def("attention", [](Program& p, nb::handle q, std::shared_ptr<KVCacheLayer> kv, float scale, int window, nb::handle out) {
              p.attention(ref(q), kv, scale, window, ref(out));
-           })
+           }, "q"_a, "kv"_a, "scale"_a, "window"_a, "out"_a)
       .def("gated_activation", [](Program& p, nb::handle x, const std::string& kind, nb::handle out) {
              p.gated_activation(ref(x), activation(kind), ref(out));
-           })
-      .def("add", [](Program& p, nb::handle x, nb::handle y, nb::handle out) { p.add(ref(x), ref(y), ref(out)); })
-      .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); })
+           }, "gate_up"_a, "kind"_a, "out"_a)
+      .def("add", [](Program& p, nb::handle x, nb::handle y, nb::handle out) { p.add(ref(x), ref(y), ref(out)); }, "x"_a, "y"_a,
+           "out"_a)
+      .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); }, "x"_a, "out"_a)
       .def("run", &run, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a)
       .def("view", [](nb::object self, int buffer, int rows) { return buffer_view(self, buffer, rows); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes);

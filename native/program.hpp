@@ -3,6 +3,7 @@
 #include <atomic>
 #include <climits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pack.hpp"
@@ -25,6 +26,16 @@ struct Step {
 // Columns offset .. offset + width of a buffer.
 struct TensorRef {
   int buffer, offset, width;
+};
+
+// A linear op, and what is done on the way in and out of it so that it costs no pass of its own.
+struct LinearSpec {
+  std::vector<std::shared_ptr<Weight>> parts;  // stacked along the output
+  std::shared_ptr<Memory> bias;                // of all parts; null: none
+  std::shared_ptr<Memory> norm;                // the input is normalised first; null: not
+  float eps = 0;
+  std::optional<Activation> gated;             // the input is gate | up, and act(gate) * up is taken first
+  std::optional<TensorRef> residual;           // added to the result
 };
 
 class Program;
@@ -66,8 +77,7 @@ class Program {
 
   void embed(std::shared_ptr<Weight> table, float scale, TensorRef out);
   void rms_norm(TensorRef x, std::shared_ptr<Memory> weight, float eps, TensorRef out);
-  // Parts are stacked along the output; bias, where there is one, covers all of them.
-  void linear(TensorRef x, std::vector<std::shared_ptr<Weight>> parts, std::shared_ptr<Memory> bias, TensorRef out);
+  void linear(TensorRef x, LinearSpec spec, TensorRef out);
   void rope_and_store(TensorRef q, TensorRef k, TensorRef v, std::shared_ptr<Memory> table, std::shared_ptr<KVCacheLayer> kv,
                       TensorRef out);
   void attention(TensorRef q, std::shared_ptr<KVCacheLayer> kv, float scale, int window, TensorRef out);
@@ -85,8 +95,10 @@ class Program {
   int max_logit_rows() const { return max_logit_rows_; }
   size_t workspace_bytes() const;
 
-  // Room for a linear op's input in int8; shared by all ops, since they run one after another.
-  const QuantizedRows& quantized() const { return quantized_; }
+  // Room for a linear op's input rows as they are multiplied, in float and in int8, at `row` and after; shared by all ops,
+  // since they run one after another.
+  float* staged(int row, int k) const { return reinterpret_cast<float*>(staged_->data()) + size_t(row) * k; }
+  QuantizedRows quantized(int row, int k) const;
 
  private:
   struct Buffer {
@@ -106,7 +118,7 @@ class Program {
   std::vector<std::unique_ptr<Op>> ops_;
   std::unique_ptr<std::atomic<int>[]> next_;
   int reserved_k_ = 0;
-  std::unique_ptr<Memory> quantized_memory_;
+  std::unique_ptr<Memory> staged_, quantized_memory_;
   QuantizedRows quantized_{};
 };
 

@@ -62,6 +62,15 @@ struct KVLayer {
   void* values;
 };
 
+// Where a linear op's results go, from its first column on: y = x W^T + bias, and added to `residual` where there is one.
+struct LinearOutput {
+  float* y;
+  int stride;
+  const float* bias;      // null: none
+  const float* residual;  // null: none
+  int residual_stride;
+};
+
 struct AttentionQuery {
   const float* q;  // [d]
   float* out;      // [d]
@@ -86,8 +95,8 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
-  // Columns 16 * block .. of y [rows, n]; `bias` [n] or null.
-  void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const float* bias, float* y, int y_stride);
+  // Columns 16 * block .. of the output, for all rows.
+  void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);
   void (*rms_norm)(const float* x, const float* weight, int d, float eps, float* y);
   void (*rope)(const float* x, const float* table, int d, float* y);

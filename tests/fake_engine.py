@@ -114,6 +114,7 @@ class FakeEngine:
         self.cached_tokens = 0
         self.pace_s = 0.0
         self.refusal: Refusal | None = None
+        self.max_running: int | None = None  # beyond, the queue is full
         self.failure: Exception | None = None
         self.fail_at = 1
         self.fault: str | None = None
@@ -133,6 +134,8 @@ class FakeEngine:
         admit(request, VOCAB_SIZE)
         if self.refusal is not None:
             raise RequestRefused(self.refusal)
+        if self.max_running is not None and len(self.running) >= self.max_running:
+            raise RequestRefused(refusal(RefusalReason.QUEUE_FULL, "max_running", self.max_running, "Full."))
         needed = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
         if needed > CONTEXT:
             message = f"The prompt and max_tokens make {needed} tokens, but the context holds {CONTEXT}."

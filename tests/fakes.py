@@ -137,6 +137,7 @@ class FakeExecutor:
         for new in batch.admitted:
             assert new.request_id not in self.sequences, f"{new.request_id} is known already"
             self.sequences[new.request_id] = FakeSequence(new, list(new.token_ids))
+        assert len(self.sequences) <= self.info.max_batch_rows
         self._check_limits(batch)
         sampled = [token for row in batch.rows if (token := self._compute(row)) is not None]
         return StepResult(batch.step_id, tuple(sampled), seconds=0.0)

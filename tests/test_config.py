@@ -1,8 +1,13 @@
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.cli.options import ENGINE_SETTINGS, SERVER_SETTINGS
 from headway.config import Config, load_config
 from headway.errors import ConfigError
 
@@ -28,11 +33,46 @@ def test_defaults_then_file_then_overrides(tmp_path: Path) -> None:
         ("server", 5),
         ("server.prot", 5),
         ("model.accept_licence", 1),
+        ("runtime.threads", -1),
+        ("server.drain_s", float("nan")),
+        ("server.keep_alive_s", float("inf")),
+        ("server.sampling.temperature", -0.5),
+        ("server.sampling.top_p", 0.0),
+        ("server.sampling.min_p", 1.1),
+        ("server.sampling.repetition_penalty", 0.0),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         load_config(None, {name: value})
+
+
+def test_there_are_at_most_60_settings() -> None:
+    assert len(list(settings(Config()))) <= 60
+
+
+def test_the_page_lists_every_setting_with_its_default_and_its_flag() -> None:
+    flags = {setting.name: f"`{setting.flag}`" for setting in ENGINE_SETTINGS + SERVER_SETTINGS} | {
+        "model.name": "MODEL"
+    }
+    expected = [(name, toml(default), flags.get(name, "")) for name, default in settings(Config())]
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
+    listed = re.findall(r"^\| `([\w.]+)` \| `?(.*?)`? \| (.*?) ?\| \S.* \|$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(expected)
+
+
+def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of each setting."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if is_dataclass(value):
+            yield from settings(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def toml(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""What ``native/module.cpp`` offers to ``ops/native.py``, its only caller."""
+"""What ``native/module.cpp`` offers to ``ops/native.py`` and ``ops/recorder.py``, its only callers."""
 
 from typing import Any
 
 from headway.ops.contract import Float32, Int32, SamplingBatch
-from headway.ops.native import SymbolicTensor
+from headway.ops.recorder import SymbolicTensor
 
 def available_isas() -> list[str]: ...
 def kernel_name(isa: str) -> str: ...
@@ -45,7 +45,17 @@ class Program:
     def add_buffer(self, width: int, logit_rows: bool) -> int: ...
     def embed(self, table: Weight, scale: float, out: SymbolicTensor) -> None: ...
     def rms_norm(self, x: SymbolicTensor, weight: Vector, eps: float, out: SymbolicTensor) -> None: ...
-    def linear(self, x: SymbolicTensor, parts: list[Weight], bias: Vector | None, out: SymbolicTensor) -> None: ...
+    def linear(
+        self,
+        x: SymbolicTensor,
+        parts: list[Weight],
+        bias: Vector | None,
+        out: SymbolicTensor,
+        weight: Vector | None = None,
+        eps: float = 0.0,
+        kind: str | None = None,
+        residual: SymbolicTensor | None = None,
+    ) -> None: ...
     def rope_and_store(
         self,
         q: SymbolicTensor,

@@ -4,6 +4,7 @@ Each class is given the part it needs and never the whole. Facts that are measur
 blocks) travel in ``core.executor.ExecutorInfo``.
 """
 
+import math
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ class LimitsConfig:
     max_stops: int = 16
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20  # a million tokens of text fit
     max_messages: int = 4096
     max_waiting_requests: int = 1024
 
@@ -67,6 +68,15 @@ class SamplingDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        """ConfigError here rather than a refusal of every request."""
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"server.sampling.top_p is {self.top_p}: it must be above 0 and at most 1")
+        if self.min_p is not None and self.min_p > 1:
+            raise ConfigError(f"server.sampling.min_p is {self.min_p}: it must be at most 1")
+        if self.repetition_penalty == 0:
+            raise ConfigError("server.sampling.repetition_penalty is 0: it must be above 0; 1 turns it off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +137,15 @@ def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
 
 
 def _coerce(name: str, value: Any, declared: Any) -> Any:
-    """``value`` as the declared type: one of bool, int, float, str, or one of these ``| None`` (TOML has no null)."""
+    """``value`` as the declared type: one of bool, int, float, str, or one of these ``| None`` (TOML has no null).
+
+    No setting has a meaning below 0, nor as inf or nan, which TOML can write.
+    """
     kind = next(k for k in (get_args(declared) or (declared,)) if k is not NoneType)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise ConfigError(f"{name} must be a finite number, 0 or above, not {value!r}")
     return value

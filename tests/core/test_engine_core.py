@@ -32,6 +32,19 @@ def test_only_requests_that_wait_count_against_the_limit():
     assert driver.add(make_request("d")).is_admitted
 
 
+def test_a_full_queue_says_how_often_a_request_ends():
+    driver, _ = make_driver(make_info(max_batch_rows=1), max_waiting_requests=3)
+    for name in "abc":
+        driver.add(make_request(name, max_tokens=1))
+    driver.begin()
+    assert driver.add(make_request("d")).is_admitted
+    assert driver.add(make_request("e")).refusal.retry_after_s is None, "no request has ended yet"
+    driver.run()
+    for name in "fgh":
+        driver.add(make_request(name))
+    assert driver.add(make_request("i")).refusal.retry_after_s == pytest.approx(10 / 3), "ends at 1, 2, 3 and 11"
+
+
 def test_abort_frees_the_blocks_at_once_and_is_idempotent():
     driver, _ = make_driver()
     driver.add(make_request("a"))

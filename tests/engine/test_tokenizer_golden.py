@@ -18,7 +18,7 @@ TEXTS = range(len(GOLDEN["texts"]))
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
-    return load_tokenizer(open_checkpoint(path).tokenizer_source())
+    return load_tokenizer(open_checkpoint(path).tokenizer_files())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_gemma3_ids_are_sentencepieces(gemma3, index):
 
 
 def test_smollm2_chat(smollm2, default_model_path):
-    files = open_checkpoint(default_model_path).tokenizer_source()
+    files = open_checkpoint(default_model_path).tokenizer_files()
     template = ChatTemplate(files.chat_template, smollm2)
     ids = template.prompt_ids([{"role": "user", "content": "Hi<|im_end|>"}])
     template.close()

@@ -4,6 +4,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from headway.config import ModelConfig
+from headway.engine.sampling_defaults import NEUTRAL
 from headway.model.catalogue import catalogue
 
 ENTRIES = list(catalogue().values())
@@ -37,3 +38,9 @@ def test_names_are_plain_and_versions_exact(entry) -> None:
         assert not path.is_absolute() and ".." not in path.parts
         assert member.file_name == path.name
         assert re.fullmatch(r"[a-z0-9-]+==[0-9]+(\.[0-9]+)+", member.requirement)
+
+
+def test_recommended_sampling_is_what_a_request_may_ask_for() -> None:
+    for entry in catalogue().values():
+        assert set(entry.generation_defaults) <= set(NEUTRAL)
+    assert catalogue()["smollm2-135m"].generation_defaults == {"temperature": 0.2, "top_p": 0.9}

@@ -99,6 +99,12 @@ def test_all_biases_of_a_llama_are_loaded(tmp_path: Path, write) -> None:
     assert_holds(checkpoint.weights(), held)
 
 
+def test_the_offset_of_gemmas_norms_does_not_reach_its_biases(tmp_path: Path) -> None:
+    held = write_folder(tiny_model("gemma3", attention_bias=True), tmp_path)
+    layer = open_checkpoint(tmp_path).weights().layers[0]
+    np.testing.assert_array_equal(layer.q_bias, held.tensors["model.layers.0.self_attn.q_proj.bias"])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folder_and_gguf_make_the_same_architecture(tmp_path: Path, family: str) -> None:
     model = tiny_model(family)
@@ -222,12 +228,9 @@ def test_layers_are_a_sequence_read_on_access(tmp_path: Path) -> None:
         layers[2]
 
 
-def test_weights_outlive_a_closed_checkpoint(tmp_path: Path) -> None:
+def test_weights_outlive_their_checkpoint(tmp_path: Path) -> None:
     held = write_gguf(tiny_model("llama"), tmp_path / "model.gguf")
-    checkpoint = open_checkpoint(tmp_path / "model.gguf")
-    embedding = checkpoint.weights().embedding
-    checkpoint.close()
-    assert not checkpoint.tensors
+    embedding = open_checkpoint(tmp_path / "model.gguf").weights().embedding
     np.testing.assert_array_equal(embedding.to_float32(), held.tensors["model.embed_tokens.weight"])
 
 
@@ -288,10 +291,22 @@ def test_recommended_sampling_of_a_gguf(tmp_path: Path) -> None:
     assert defaults == {"temperature": 0.5, "top_k": 40, "repetition_penalty": 1.25}
 
 
-def test_a_bad_recommendation_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("temperature", "hot", "must be a finite number"),
+        ("temperature", -1, "not within"),
+        ("top_k", 1.5, "must be an integer"),
+        ("top_p", 7, "not within"),
+        ("top_p", 0, "not above 0"),
+        ("min_p", 1.1, "not within"),
+        ("repetition_penalty", 0, "not above 0"),
+    ],
+)
+def test_a_bad_recommendation_is_an_error(tmp_path: Path, name: str, value: object, problem: str) -> None:
     write_folder(tiny_model("llama"), tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature must be a finite number"):
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name} .*{problem}"):
         open_checkpoint(tmp_path)
 
 
@@ -307,7 +322,7 @@ def test_the_readers_agree_with_the_official_one(tmp_path: Path) -> None:
 
 def test_tokenizer_of_a_gguf(tmp_path: Path) -> None:
     write_gguf(tiny_model("llama"), tmp_path / "model.gguf")
-    source = open_checkpoint(tmp_path / "model.gguf").tokenizer_source()
+    source = open_checkpoint(tmp_path / "model.gguf").tokenizer_files()
     assert source.kind == "gguf"
     assert source.chat_template == CHAT_TEMPLATE
     assert source.gguf_metadata["tokenizer.ggml.model"] == "gpt2"

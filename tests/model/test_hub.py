@@ -122,6 +122,7 @@ def test_the_hubs_own_digest_is_checked(hub, config) -> None:
     with pytest.raises(DigestMismatch, match=sha256(b"weights")):
         resolve_model("hf:org/name", config)
     assert find_model("hf:org/name", config) is None
+    assert not list(Path(config.cache_dir).rglob("model.safetensors")), "kept, it would be taken for fetched"
     hub.corrupt = None
     assert resolve_model("hf:org/name", config).digest == sha256(b"weights")
 

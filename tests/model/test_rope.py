@@ -52,6 +52,13 @@ def test_frequencies_match_transformers(name: str) -> None:
     assert found_factor == pytest.approx(factor, rel=1e-12)
 
 
+def test_yarn_with_a_ramp_of_no_width_is_finite() -> None:
+    scaling = RopeScaling("yarn", 4.0, 4096, beta_fast=8.0, beta_slow=8.0, truncate=False)
+    frequencies, _ = rope_frequencies(LayerKind(0, 1e4, scaling), 64)
+    base, _ = rope_frequencies(LayerKind(0, 1e4, RopeScaling()), 64)
+    np.testing.assert_allclose(np.unique(np.round(base / frequencies, 6)), [1, 4])
+
+
 def test_table_holds_cosines_then_sines() -> None:
     table = rope_table(LayerKind(0, 100.0, RopeScaling()), 4, 3)
     assert table.dtype == np.float32

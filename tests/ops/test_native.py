@@ -10,7 +10,8 @@ from headway.ops.reference import ReferenceBackend
 from headway.ops.weights import DenseMatrix, GroupQuantized, LinearWeight
 
 ISAS = _native.available_isas()
-LIMITS = StepLimits(max_rows=600, max_logit_rows=600, max_context=1024)
+MAX_CONTEXT = 1024
+LIMITS = StepLimits(max_rows=600, max_logit_rows=600)
 
 
 def floats(*shape, seed=0, scale=1.0):
@@ -196,7 +197,7 @@ class Attention:
         self.num_blocks, self.block_size = 128, block_size
         layout = KVLayout(kv_heads, d, self.num_blocks, block_size, dtype)
         kv = backend.new_kv_cache(layout)
-        angles = np.arange(LIMITS.max_context)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
+        angles = np.arange(MAX_CONTEXT)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
         rope = backend.load_rope(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
         x = floats(rows, (heads + 2 * kv_heads) * d, seed=seed + 1)
         x[poisoned_from or rows :] = np.nan

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from headway.errors import InvalidRequest
-from headway.server.body import MAX_DEPTH, parse_object
+from headway.server.body import MAX_BRACKETS, MAX_DEPTH, parse_object
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ from headway.server.body import MAX_DEPTH, parse_object
         b'{"a": ' + b"9" * 5000 + b"}",
         b"[" * 100_000,
         b'{"a":' * 100_000,
+        b'{"a":[' + b"[]," * MAX_BRACKETS + b"1]}",
         b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
     ],
 )

@@ -1,14 +1,17 @@
 import asyncio
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fake_engine import BOS, CONTEXT, FakeEngine, FakeTokenizer
+from fake_engine import CONTEXT, FakeChatTemplate, FakeEngine, FakeTokenizer
 from headway.config import LimitsConfig, SamplingDefaults
 from headway.errors import HeadwayError, InvalidRequest, PromptTooLong
+from headway.server.body import OFF_LOOP_SIZE
 from headway.server.errors import ApiError
-from headway.server.intake import OFF_LOOP_CHARS, Intake, Job, parse_prompts
+from headway.server.intake import Intake, Job, parse_prompts
 from headway.server.protocol import ChatRequest, CompletionRequest
 
 USER = {"role": "user", "content": "hi"}
@@ -132,6 +135,7 @@ def test_bad_logit_bias_is_refused(bias: Any) -> None:
         ({"logprobs": 6}, "logprobs", ("6", "5")),
         ({"stop": ["a", "b", "c"]}, "stop", ("3", "2")),
         ({"stop": "abcde"}, "stop", ("5", "4")),
+        ({"stop_token_ids": [1, 2, 3]}, "stop_token_ids", ("3", "2")),
         ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", ("1025", "1024")),
     ],
 )
@@ -154,6 +158,7 @@ def test_limits_are_refused_with_the_numbers_and_the_setting(
         ({"stop": ["a", 1]}, "stop"),
         ({"stop": 5}, "stop"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ],
@@ -192,15 +197,46 @@ def test_an_answer_is_opened_unless_the_last_message_goes_on() -> None:
     assert prompt(add_generation_prompt=False) == "[user]hi\n"
 
 
-def test_long_prompts_are_tokenised_off_the_event_loop() -> None:
-    async def run(length: int) -> int:
-        intake = replace(Intake.over(FakeEngine(), LIMITS, SamplingDefaults()), max_prompt_chars=10_000)
-        tokens = await intake.encode("x" * length)
-        assert tokens[0] == BOS
-        return len(tokens)
+@pytest.mark.parametrize("length", [1, OFF_LOOP_SIZE, OFF_LOOP_SIZE + 1])
+def test_long_work_is_done_off_the_event_loop(length: int) -> None:
+    engine = FakeEngine()
+    intake = replace(Intake.over(engine, LIMITS, SamplingDefaults()), max_prompt_chars=10_000)
 
-    for length in (1, OFF_LOOP_CHARS, OFF_LOOP_CHARS + 1):
-        assert asyncio.run(run(length)) == length + 1
+    class Encoder(FakeTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            used_in.append(threading.current_thread())
+            return super().encode(text)
+
+        def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            used_in.append(threading.current_thread())
+            return super().decode(token_ids)
+
+    used_in: list[threading.Thread] = []
+    engine.tokenizer = Encoder()
+    assert len(asyncio.run(intake.encode("x" * length))) == length + 1
+    assert asyncio.run(intake.decode([120] * length, True)) == "x" * length
+    assert [thread is threading.main_thread() for thread in used_in] == [length <= OFF_LOOP_SIZE] * 2
+
+
+def test_a_template_is_never_rendered_on_the_event_loop() -> None:
+    class Template(FakeChatTemplate):
+        def prompt_ids(self, *args: Any, **kwargs: Any) -> list[int]:
+            used_in.append(threading.current_thread())
+            return super().prompt_ids(*args, **kwargs)
+
+    used_in: list[threading.Thread] = []
+    engine = FakeEngine()
+    engine.chat_template = Template()
+    chat(engine)
+    (thread,) = used_in
+    assert thread is not threading.main_thread()
+
+
+def test_seeds_of_choices_wrap_at_the_end_of_their_range() -> None:
+    seeds = [sequence.sampling.seed for sequence in chat(seed=2**64 - 1, n=3).sequences]
+    assert seeds == [2**64 - 1, 0, 1]
+    assert [sequence.sampling.seed for sequence in chat(seed=-1, n=2).sequences] == [-1, 0]
+    assert chat(seed=2**64, n=2).sequences[0].sampling.seed == 2**64  # for the engine to refuse
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
@@ -211,10 +247,16 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
     engine = FakeEngine()
     engine.tokenizer = Untouched()
     text = "x" * (CONTEXT * 3 + 1)  # the longest token has 3 bytes
-    for ask, fields in ((complete, {"prompt": text}), (chat, {"messages": [{"role": "user", "content": text}]})):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (complete, {"prompt": text}),
+        (chat, {"messages": [{"role": "user", "content": text}]}),
+        (chat, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}),
+    ]
+    for ask, fields in cases:
         with pytest.raises(PromptTooLong) as caught:
             ask(engine, **fields)
-        assert str(len(text)) in caught.value.message and str(CONTEXT) in caught.value.message
+        assert f"{CONTEXT} tokens of context hold at most {CONTEXT * 3}" in caught.value.message
 
 
 def test_errors_name_no_prompt() -> None:

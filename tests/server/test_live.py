@@ -54,7 +54,7 @@ def test_work_stops_when_the_client_leaves(fields: dict[str, Any]) -> None:
             assert 'headway_requests_running{model="fake"} 0.0' in page
 
 
-def test_a_client_that_does_not_read_is_cut() -> None:
+def test_a_client_that_does_not_read_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     with live_server(ServerConfig(port=0, send_buffer_bytes=50_000)) as server:
         server.engine.answer = "y" * 400
         # About 10 MB of events: the kernel holds some megabytes of its own before the server's buffer fills.
@@ -64,11 +64,14 @@ def test_a_client_that_does_not_read_is_cut() -> None:
             with suppress(ConnectionResetError):
                 data = read_all(stalled)
                 assert b"[DONE]" not in data and not data.endswith(END_OF_BODY)
+    assert caplog.records == []  # it was meant
 
 
 @pytest.mark.parametrize("failure", [RequestFailed("x"), EngineStopped("x"), ZeroDivisionError("secret")])
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_failure_after_the_first_byte_never_looks_like_success(failure: Exception, n: int) -> None:
+def test_a_failure_after_the_first_byte_never_looks_like_success(
+    failure: Exception, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with live_server() as server:
         server.engine.failure, server.engine.fail_at = failure, 4
         data = read_all(connect(server, {**STREAM, "n": n}))
@@ -81,6 +84,8 @@ def test_a_failure_after_the_first_byte_never_looks_like_success(failure: Except
         assert server.engine.running == []
         with server.client() as client, pytest.raises(httpx.RemoteProtocolError):
             client.post(CHAT, json=STREAM)
+    faults = [record for record in caplog.records if record.name.startswith("uvicorn")]
+    assert bool(faults) == isinstance(failure, ZeroDivisionError)  # only what nobody foresaw is the log's business
 
 
 def test_a_connection_is_kept_for_the_next_request() -> None:
@@ -143,6 +148,9 @@ def test_what_outlasts_the_drain_is_cut_with_an_error(body: dict[str, Any]) -> N
 def test_counts_add_up_whatever_happened() -> None:
     with live_server() as server, server.client() as client:
         client.post(CHAT, json={**BODY, "n": 2, "max_tokens": 3})
+        server.engine.max_running = 2
+        assert client.post(CHAT, json={**BODY, "n": 3}).status_code == 503  # two were admitted and withdrawn
+        server.engine.max_running = None
         server.engine.failure = RequestFailed("x")
         client.post(CHAT, json=BODY)
         server.engine.failure = None
@@ -152,6 +160,7 @@ def test_counts_add_up_whatever_happened() -> None:
         time.sleep(0.05)
         series = metrics_of(client)
         finished = sum(value for name, value in series.items() if name.startswith("headway_requests_finished_total"))
+        assert series['headway_e2e_request_seconds_count{model="fake"}'] == finished
         running, waiting = (series[f'headway_requests_{state}{{model="fake"}}'] for state in ("running", "waiting"))
         assert series['headway_requests_admitted_total{model="fake"}'] == finished + running + waiting
         assert running == waiting == 0

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,14 @@ class Tokenizer(FakeTokenizer):
 
 
 @contextmanager
-def served(before_step: Callable[[], object] = lambda: None, max_waiting: int | None = None) -> Iterator[LiveServer]:
-    parts = make_parts(echo_executor(before_step))
+def served(
+    before_step: Callable[[], object] = lambda: None,
+    max_waiting: int | None = None,
+    failing_steps: Container[int] = (),
+) -> Iterator[LiveServer]:
+    executor = echo_executor(before_step)
+    executor.failing_steps = failing_steps
+    parts = make_parts(executor)
     object.__setattr__(parts, "tokenizer", Tokenizer())
     engine = AsyncEngine(parts, SchedulerConfig(), max_waiting)
     try:
@@ -111,6 +117,16 @@ def test_a_full_queue_is_temporary() -> None:
         steps.release(100)
         assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["numbers"]["setting"] == "server.limits.max_waiting_requests"
+
+
+def test_a_step_that_fails_costs_its_own_requests_only() -> None:
+    with served(failing_steps={0}) as server, server.client() as client:
+        assert client.post(COMPLETIONS, json={"prompt": TEXT}).json()["error"]["code"] == "request_failed"
+        for stream in (True, False):
+            assert client.post(COMPLETIONS, json={"prompt": TEXT, "stream": stream}).status_code == 200
+        assert client.get("/ready").status_code == 200
+        stats = server.engine.stats()
+        assert (stats.finished["error"], stats.finished["stop"], stats.kv_blocks["used"]) == (1, 2, 0)
 
 
 def test_an_engine_that_ends_says_so_everywhere() -> None:

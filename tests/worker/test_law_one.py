@@ -5,14 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.config import CacheConfig, Config, ModelConfig, RuntimeConfig, SchedulerConfig
 from headway.core.engine_core import EngineCore
 from headway.core.request import Request, SamplingParams
-from headway.model.checkpoint import open_checkpoint
-from headway.model.decoder import Decoder
-from headway.ops.contract import StepLimits
-from headway.ops.native import NativeBackend
-from headway.worker.load import plan_memory
+from headway.worker.load import load_model
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.sampler import Sampler
@@ -41,18 +37,21 @@ class Engine:
     def __init__(
         self, path, *, threads=2, isa="auto", max_batch_tokens=512, memory_bytes=EVERY_ROOM, max_batch_rows=64
     ):
-        checkpoint = open_checkpoint(path)
         scheduler = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_rows=max_batch_rows)
-        layouts, info = plan_memory(checkpoint.architecture, 0, CacheConfig(memory_bytes=memory_bytes), scheduler)
-        backend = NativeBackend(threads, isa)
-        kv_layers = [backend.new_kv_cache(layout) for layout in layouts]
-        decoder = Decoder(checkpoint.architecture, checkpoint.weights(), backend, kv_layers, info.max_context)
-        limits = StepLimits(info.max_batch_tokens, info.max_batch_rows, info.max_context)
-        self._sampler = RecordingSampler(backend)
-        program = backend.compile(decoder.forward, limits)
-        runner = ModelRunner(program, self._sampler, info.max_context, info.block_size)
+        loaded = load_model(
+            Config(
+                model=ModelConfig(name=str(path), cache_dir=str(path.parent / "cache")),
+                cache=CacheConfig(memory_bytes=memory_bytes),
+                runtime=RuntimeConfig(threads=threads, isa=isa),
+                scheduler=scheduler,
+            )
+        )
+        info = loaded.memory.info
+        self._sampler = RecordingSampler(loaded.backend)
+        runner = ModelRunner(loaded.program, self._sampler, info)
         self._core = EngineCore(LocalExecutor(runner, info), scheduler)
         self._vocab_size = info.vocab_size
+        self.block_bytes = loaded.memory.kv_bytes // info.num_blocks
         self.requests = {}
 
     def add(self, name, num_prompt=NUM_PROMPT, num_output=NUM_OUTPUT, seed=0, temperature=0.8):
@@ -116,14 +115,11 @@ def test_prefilled_whole_and_in_chunks(path, chunk):
 
 def test_preempted_and_not(path):
     """Room for both prompts and one block more: the later request is preempted as they grow, and recomputed."""
-    alone = Engine(path).add("mine").run().outcome()
-    checkpoint = open_checkpoint(path)
-    layouts, _ = plan_memory(checkpoint.architecture, 0, CacheConfig(memory_bytes=EVERY_ROOM), SchedulerConfig())
-    block_bytes = sum(layout.bytes_per_block for layout in layouts)
-    tight = Engine(path, memory_bytes=15 * block_bytes)
+    roomy = Engine(path).add("mine").run()
+    tight = Engine(path, memory_bytes=15 * roomy.block_bytes)
     tight.add("first", num_prompt=60, num_output=60, seed=5).add("mine").run()
     assert tight.requests["mine"].num_preemptions > 0
-    assert_same(tight.outcome(), alone)
+    assert_same(tight.outcome(), roomy.outcome())
 
 
 def test_on_one_thread_and_on_several(path):

@@ -40,7 +40,7 @@ class Conversation:
             pieces.append(text)
             show(text)
 
-        prompt = self._template.prompt_ids(messages)
+        prompt = await asyncio.to_thread(self._template.prompt_ids, messages)  # Ctrl-C works meanwhile
         reason = await stream_answer(self._engine, prompt, self._sampling, keep)
         self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         return reason
@@ -63,5 +63,4 @@ async def stream_answer(
 
 def sampling_params(engine: AsyncEngine, defaults: SamplingDefaults, **asked: Any) -> SamplingParams:
     """The sampling of a command: its options, else the settings, else the model's own."""
-    chosen = effective_sampling(asked, defaults, engine.generation_defaults)
-    return SamplingParams(**{**asked, **chosen, "top_k": int(chosen["top_k"])})
+    return SamplingParams(**{**asked, **effective_sampling(asked, defaults, engine.generation_defaults)})

@@ -8,13 +8,7 @@ from rich.console import Console
 from headway.cli.terminal import TerminalProgress
 from headway.config import ModelConfig
 from headway.model.licences import AskLicence, LicenceTerms
-from headway.model.resolve import ResolvedModel, pull_model, resolve_model
-
-
-def resolve_in_terminal(name: str, config: ModelConfig, console: Console) -> ResolvedModel:
-    """``resolve_model`` with progress and, where somebody can answer, the licence question."""
-    with TerminalProgress(console) as progress:
-        return resolve_model(name, config, progress, licence_question(config, progress))
+from headway.model.resolve import ResolvedModel, pull_model
 
 
 def pull_in_terminal(name: str, config: ModelConfig, console: Console) -> ResolvedModel:

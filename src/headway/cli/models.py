@@ -95,7 +95,7 @@ def _print_facts(facts: dict[str, str]) -> None:
 
 
 def _identity(model: ResolvedModel) -> dict[str, str]:
-    size = bytes_under(model.path) if model.path.is_dir() else model.path.stat().st_size
+    size = bytes_under(model.path)
     return {
         "name": model.name,
         "source": model.source,

@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 from headway.cli.options import ENGINE_SETTINGS, SERVER_SETTINGS, configured
 from headway.cli.terminal import output
@@ -36,13 +36,9 @@ def server_url(address: tuple[Any, ...]) -> str:
 
 
 def print_start(card: ModelCard, report: StartupReport, url: str, has_chat: bool) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for label, value in start_facts(card, report, url):
-        table.add_row(label, value)
     console = output()
-    console.print(table, highlight=False, markup=False)
+    for label, value in start_facts(card, report, url):
+        console.print(Text.assemble((f"{label:<11}", "bold"), value), highlight=False, soft_wrap=True)
     console.print(curl_line(card.name, url, has_chat), highlight=False, markup=False, soft_wrap=True)
 
 

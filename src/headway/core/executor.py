@@ -11,7 +11,8 @@ class ExecutorInfo:
     """Measured facts about a device, fixed once it is up.
 
     ``max_context`` is the longest sequence (prompt plus output) in tokens; it never exceeds the pool,
-    ``num_blocks * block_size``. ``max_batch_tokens`` and ``max_batch_rows`` bound one step.
+    ``num_blocks * block_size``. ``max_batch_tokens`` and ``max_batch_rows`` bound one step. No more
+    than ``max_batch_rows`` requests are known to the executor (admitted and not released) at a time.
     """
 
     num_blocks: int

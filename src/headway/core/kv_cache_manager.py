@@ -42,7 +42,7 @@ class KVCacheManager:
 
         None, and no change, when that would leave fewer than ``headroom`` blocks free. Never takes blocks from others.
         """
-        missing = self._num_missing_blocks(request, num_tokens)
+        missing = -(-num_tokens // self.block_size) - len(self._tables.get(request.request_id, ()))
         if missing <= 0:
             return ()
         if missing + headroom > self._pool.num_free:
@@ -65,7 +65,3 @@ class KVCacheManager:
         for block_id, count in enumerate(holders):
             if count != self._pool.ref_count(block_id):
                 raise RuntimeError(f"block {block_id}: {count} holders, but counted {self._pool.ref_count(block_id)}")
-
-    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        table = self._tables.get(request.request_id, ())
-        return -(-num_tokens // self.block_size) - len(table)

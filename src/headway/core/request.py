@@ -57,7 +57,6 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
-    arrival: float = 0.0
     # -- set at admission --
     max_tokens: int = 0  # ``sampling.max_tokens``, or the room left: prompt + max_tokens fits context and pool
     # -- changed by the scheduler --
@@ -77,7 +76,3 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens that exist or are promised: prompt, output, and output still in flight."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED

@@ -2,7 +2,6 @@
 
 import math
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,8 @@ from headway.errors import InvalidRequest
 
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
+MAX_TEMPERATURE = 100.0  # beyond, and for a penalty near 0, single precision has no number left
+REPETITION_PENALTY = (0.01, 100.0)
 SEED_BITS = 64
 
 
@@ -44,7 +45,6 @@ def new_core_request(request: GenerationRequest, eos_token_ids: frozenset[int]) 
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
         eos_token_ids=eos_token_ids,
-        arrival=time.monotonic(),
     )
 
 
@@ -68,13 +68,14 @@ def _check_lengths(sampling: SamplingParams) -> None:
 
 
 def _check_distribution(sampling: SamplingParams) -> None:
-    _check_number("temperature", sampling.temperature, low=0.0)
+    _check_number("temperature", sampling.temperature, low=0.0, high=MAX_TEMPERATURE)
     _check_number("top_p", sampling.top_p, low=0.0, high=1.0, open_low=True)
     _check_number("min_p", sampling.min_p, low=0.0, high=1.0)
     _check_integer("top_k", sampling.top_k, low=-1, hint="0 and -1 turn it off")
     _check_number("presence_penalty", sampling.presence_penalty, low=-MAX_PENALTY, high=MAX_PENALTY)
     _check_number("frequency_penalty", sampling.frequency_penalty, low=-MAX_PENALTY, high=MAX_PENALTY)
-    _check_number("repetition_penalty", sampling.repetition_penalty, low=0.0, open_low=True, hint="1 turns it off")
+    low, high = REPETITION_PENALTY
+    _check_number("repetition_penalty", sampling.repetition_penalty, low=low, high=high, hint="1 turns it off")
     if sampling.seed is not None:
         _check_integer("seed", sampling.seed, low=-(1 << (SEED_BITS - 1)), high=(1 << SEED_BITS) - 1)
 

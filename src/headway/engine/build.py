@@ -20,13 +20,15 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
     """
     started = time.perf_counter()
     model = load_model(config, progress, ask_licence)
-    tokenizer = load_tokenizer(model.tokenizer_files)
+    architecture = model.checkpoint.architecture
+    tokenizer_files = model.checkpoint.tokenizer_files()
+    tokenizer = load_tokenizer(tokenizer_files)
     return EngineParts(
-        executor=model.make_executor(tokenizer.ids_without_text(model.info.vocab_size)),
+        executor=model.make_executor(tokenizer.ids_without_text(architecture.vocab_size)),
         tokenizer=tokenizer,
-        chat_template=_chat_template(model.tokenizer_files.chat_template, tokenizer),
+        chat_template=_chat_template(tokenizer_files.chat_template, tokenizer),
         card=_card(config, model),
-        eos_token_ids=frozenset(model.architecture.eos_token_ids or tokenizer.eos_token_ids),
+        eos_token_ids=frozenset(architecture.eos_token_ids or tokenizer.eos_token_ids),
         generation_defaults=model.generation_defaults,
         report=_report(model, time.perf_counter() - started),
     )
@@ -48,27 +50,29 @@ def _chat_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | N
 
 
 def _card(config: Config, model: LoadedModel) -> ModelCard:
+    checkpoint = model.checkpoint
     return ModelCard(
         name=config.model.name,
-        family=model.architecture.family,
-        quantisation=model.quantisation,
+        family=checkpoint.architecture.family,
+        quantisation=checkpoint.quantisation,
         revision=model.resolved.revision,
         digest=model.resolved.digest,
-        max_context=model.info.max_context,
-        vocab_size=model.info.vocab_size,
-        num_parameters=model.num_parameters,
+        max_context=model.memory.info.max_context,
+        vocab_size=model.memory.info.vocab_size,
+        num_parameters=checkpoint.num_parameters,
     )
 
 
 def _report(model: LoadedModel, seconds: float) -> StartupReport:
+    info = model.memory.info
     return StartupReport(
-        weights_bytes=model.weights_bytes,
-        workspace_bytes=model.workspace_bytes,
-        kv_bytes=model.kv_bytes,
-        num_blocks=model.info.num_blocks,
-        block_size=model.info.block_size,
-        max_context=model.info.max_context,
-        threads=model.threads,
-        isa=model.kernels,
+        weights_bytes=model.backend.weight_bytes(),
+        workspace_bytes=model.program.workspace_bytes,
+        kv_bytes=model.memory.kv_bytes,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_context=info.max_context,
+        threads=model.backend.threads,
+        isa=model.backend.isa,
         load_s=seconds,
     )

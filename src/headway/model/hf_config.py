@@ -19,6 +19,7 @@ from headway.model.config_reader import (
     MAX_WIDTH,
     ConfigReader,
     check_architecture,
+    family_traits,
     max_context,
 )
 from headway.model.hf_rope import FULL, SLIDING, hf_rope
@@ -82,7 +83,6 @@ def hf_architecture(config: Mapping[str, Any], generation: Mapping[str, Any], wh
     head_dim = reader.integer("head_dim", kind.head_dim or _even_share(reader, hidden, heads), high=MAX_HEAD_DIM)
     layers = _layers(reader, kind)
     attention_bias = kind.class_name != "MistralForCausalLM" and reader.boolean("attention_bias", False)
-    gemma = kind.family == "gemma3"
     arch = Architecture(
         family=kind.family,
         vocab_size=reader.integer("vocab_size", high=MAX_VOCAB),
@@ -95,16 +95,14 @@ def hf_architecture(config: Mapping[str, Any], generation: Mapping[str, Any], wh
         max_context=_longest(reader, layers),
         layers=layers,
         activation=_activation(reader, kind.family),
-        attention_scale=reader.positive("query_pre_attn_scalar", 256) ** -0.5 if gemma else 0.0,
+        attention_scale=reader.positive("query_pre_attn_scalar", 256) ** -0.5 if kind.family == "gemma3" else 0.0,
         qkv_bias=kind.family == "qwen2" or attention_bias,
         output_bias=kind.family != "qwen2" and attention_bias,
         mlp_bias=kind.class_name == "LlamaForCausalLM" and reader.boolean("mlp_bias", False),
-        qk_norm=kind.family in ("qwen3", "gemma3"),
-        sandwich_norms=gemma,
-        embedding_scale=hidden**0.5 if gemma else 1.0,
         tied_embeddings=reader.boolean("tie_word_embeddings", kind.tied),
         bos_token_id=next(iter(reader.token_ids("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(reader, ConfigReader(generation, f"{where} (generation_config.json)")),
+        **family_traits(kind.family, hidden),
     )
     return check_architecture(arch, where)
 

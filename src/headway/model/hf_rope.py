@@ -28,9 +28,7 @@ def hf_rope(
     elif only_nested:
         parameters = {}
     rope = ConfigReader(parameters, f"{config.where}: rope parameters")
-    theta = rope.positive("rope_theta", config.positive(theta_key, default_theta))
-    if theta <= 1:
-        raise rope.error("rope_theta", f"is {theta}, not above 1")
+    theta = rope.positive("rope_theta", config.positive(theta_key, default_theta), above=1)
     return theta, _scaling(rope, config)
 
 

@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from headway.errors import DownloadError, ModelNotFound, UnsupportedModel
-from headway.model.digests import FileRecord, record_of
+from headway.model.digests import FileRecord, check_digest, record_of
 from headway.model.progress import Progress, bytes_under, folder_growth
 from headway.model.store import Manifest, ModelStore
-from headway.model.wheels import check_digest
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -132,14 +131,11 @@ def choose_files(wanted: HubName, files: list[str]) -> tuple[list[str], list[str
         return ggufs, []
     if ggufs:
         raise ModelNotFound(f"{wanted.repo} has several GGUF files: write hf:{wanted.repo}:FILE; {_list_ggufs(files)}")
+    has_pickles = any(file.endswith(PICKLES) for file in files)
+    only_pickles = ", only pickles, which can run code and are never fetched" if has_pickles else ""
     raise UnsupportedModel(
-        f"{wanted.repo} has no safetensors and no GGUF file"
-        + (
-            ", only pickles, which can run code and are never fetched"
-            if any(f.endswith(PICKLES) for f in files)
-            else ""
-        )
-        + ": look for a conversion of it to safetensors or GGUF"
+        f"{wanted.repo} has no safetensors and no GGUF file{only_pickles}: "
+        "look for a conversion of it to safetensors or GGUF"
     )
 
 

@@ -55,10 +55,12 @@ def folder_growth(folder: Path, label: str, total: int, progress: Progress) -> I
     progress(label, total, total)
 
 
-def bytes_under(folder: Path) -> int:
-    """Files and folders that vanish while we look (a rename, a clean-up) count as nothing."""
+def bytes_under(path: Path) -> int:
+    """Of a file or a folder. What vanishes while we look (a rename, a clean-up) counts as nothing."""
+    if path.is_file():
+        return path.stat().st_size
     total = 0
-    for parent, _, names in os.walk(folder):
+    for parent, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
                 total += os.stat(os.path.join(parent, name)).st_size

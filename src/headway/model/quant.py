@@ -138,9 +138,8 @@ def _k_scales(blocks: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     scales, minimums, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     factor = np.hstack([scales & 63, low & 15 | scales >> 6 << 4])
     offset = np.hstack([minimums & 63, low >> 4 | minimums >> 6 << 4])
-    return _half(blocks, 0).astype(np.float32) * factor, _half(blocks, 2).astype(np.float32) * -offset.astype(
-        np.float32
-    )
+    scale, minimum = _half(blocks, 0).astype(np.float32), _half(blocks, 2).astype(np.float32)
+    return scale * factor, minimum * -offset.astype(np.float32)
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:

@@ -118,13 +118,15 @@ def _resolved(manifest: Manifest, store: ModelStore) -> ResolvedModel:
     )
 
 
-def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool = False) -> ResolvedModel:
+def _local_model(name: str, store: ModelStore, progress: Progress, rehash: bool) -> ResolvedModel:
     path = Path(name).expanduser()
     try:
         weights = _weight_files(path) if name and path.exists() else []
         digests = {file.name: store.digest_of(file, progress, rehash) for file in weights}
     except OSError as error:
-        raise ModelNotFound(f"cannot read {name!r}: {error.strerror}; check the path and its permissions") from error
+        raise ModelNotFound(
+            f"cannot read {name!r}: {error.strerror} ({error.filename}); check the path and its permissions"
+        ) from error
     if not digests:
         raise _not_found(name)
     digest = combined_digest(digests)
@@ -140,6 +142,8 @@ def _weight_files(path: Path) -> list[Path]:
                 f"{path} is not a GGUF file: name a .gguf file, or a folder with safetensors files in it"
             )
         return [path]
+    if not path.is_dir():
+        raise UnsupportedModel(f"{path} is neither a file nor a folder: name a GGUF file, or a folder with safetensors")
     found = sorted(path.glob("*.safetensors"))
     if not found:
         ggufs = ", ".join(sorted(file.name for file in path.glob("*.gguf")))

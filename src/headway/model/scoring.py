@@ -21,7 +21,7 @@ def scoring_program(
     layout = KVLayout(architecture.num_kv_heads, architecture.head_dim, num_blocks, BLOCK_SIZE, kv_dtype)
     kv_layers = [backend.new_kv_cache(layout) for _ in architecture.layers]
     decoder = Decoder(architecture, weights, backend, kv_layers, max_context)
-    return backend.compile(decoder.forward, StepLimits(max_context, max_context, max_context))
+    return backend.compile(decoder.forward, StepLimits(max_context, max_context))
 
 
 def sequence_logits(program: StepProgram, token_ids: Sequence[int], chunk: int = 0) -> Float32:

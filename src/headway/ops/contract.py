@@ -65,7 +65,6 @@ class StepLimits:
 
     max_rows: int
     max_logit_rows: int
-    max_context: int
 
 
 class Ops(Protocol):
@@ -154,12 +153,17 @@ class SamplerOutput:
 
 
 class StepProgram(Protocol):
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory held for intermediate results."""
+
     def run(self, step: StepInput) -> Float32:
         """Logits [m, vocabulary]. The array may be overwritten by the next run."""
 
 
 class Backend(Protocol):
-    name: str
+    isa: str  # the kernels in use: "avx512", "reference"
+    threads: int
 
     def load_linear(self, weight: LinearWeight) -> Handle:
         """Repacks once; the source arrays are not needed afterwards."""

@@ -181,6 +181,8 @@ def rows(step: StepInput) -> list[tuple[int, int, int]]:
 class ReferenceProgram:
     """Runs the model's function anew for each step."""
 
+    workspace_bytes = 0
+
     def __init__(self, forward: Callable[[Ops, StepInput], Tensor]) -> None:
         self._forward = forward
         self._ops = ReferenceOps()
@@ -192,7 +194,8 @@ class ReferenceProgram:
 class ReferenceBackend:
     """``contract.Backend`` in NumPy. Owns float32 copies of every weight it has loaded."""
 
-    name = "reference"
+    isa = "reference"
+    threads = 1
 
     def __init__(self) -> None:
         self._weight_bytes = 0

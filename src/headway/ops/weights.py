@@ -77,7 +77,3 @@ class LinearWeight:
     @property
     def num_outputs(self) -> int:
         return sum(part.shape[0] for part in self.parts)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.parts[0].shape[1]

@@ -98,7 +98,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         body = await read_model(request, DetokenizeRequest, self._config.limits)
         self._intake.check_model(body.model)
-        return _json({"prompt": self._intake.decode(body.tokens, body.skip_special_tokens)})
+        return _json({"prompt": await self._intake.decode(body.tokens, body.skip_special_tokens)})
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "alive"})

@@ -1,7 +1,10 @@
 """From the bytes of a request to a checked model of it; every way this can fail is a 4xx that says what to change."""
 
+import asyncio
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Never, TypeVar
 
 from fastapi import Request
@@ -12,20 +15,34 @@ from headway.errors import InvalidRequest
 from headway.server.errors import ApiError
 from headway.server.fields import settle_fields
 
+MAX_BRACKETS = 1 << 18  # each may be an array; the parser lets no other thread run, 0.1 s for as many
 MAX_DEPTH = 64  # of nested arrays and objects; the deepest request we know of, a tool schema, stays under 20
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
+OFF_LOOP_SIZE = 4096  # bytes, characters or tokens: half a millisecond of work
+
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 async def read_model(request: Request, model: type[M], limits: LimitsConfig) -> M:
     _check_content_type(request)
-    body = parse_object(await _read_bounded(request, limits.max_body_bytes))
-    _check_count(body, "messages", limits.max_messages)
+    body = await _read_bounded(request, limits.max_body_bytes)
+    return await off_loop(len(body), partial(parse_model, body, model, limits))
+
+
+def parse_model(body: bytes, model: type[M], limits: LimitsConfig) -> M:
+    fields = parse_object(body)
+    _check_count(fields, "messages", limits.max_messages)
     try:
-        return model.model_validate(settle_fields(body, model))
+        return model.model_validate(settle_fields(fields, model))
     except ValidationError as error:
         raise _first_fault(error) from None
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """What ``work`` returns; done in a thread where its input is so large that it would hold up the streams."""
+    return await asyncio.to_thread(work) if size > OFF_LOOP_SIZE else work()
 
 
 def _check_content_type(request: Request) -> None:
@@ -54,7 +71,12 @@ def _too_large(size: str, max_bytes: int) -> ApiError:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Strict JSON: UTF-8, finite numbers, whole characters, bounded depth, an object at the top."""
+    """Strict JSON: UTF-8, finite numbers, whole characters, bounded nesting, an object at the top."""
+    if (num_brackets := body.count(b"[") + body.count(b"{")) > MAX_BRACKETS:
+        message = (
+            f"The body opens {num_brackets} brackets, those in text included; at most {MAX_BRACKETS} are accepted."
+        )
+        raise InvalidRequest(message, code="invalid_json")
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
     except RecursionError:

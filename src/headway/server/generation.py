@@ -21,27 +21,37 @@ class Generation:
     ``usages`` holds the latest count of each sequence.
     """
 
-    def __init__(self, streams: Sequence[Stream], usages: list[Usage], metrics: Metrics, arrival: float) -> None:
-        self._streams = streams
-        self._timers = [SequenceTimer(metrics, arrival) for _ in streams]
+    def __init__(self, metrics: Metrics, arrival: float) -> None:
+        self._metrics = metrics
+        self._arrival = arrival
+        self._streams: list[Stream] = []
+        self._timers: list[SequenceTimer] = []
         self._client_gone = False
-        self.usages = usages
+        self.usages: list[Usage] = []
 
     @classmethod
     async def start(
         cls, engine: ServedEngine, sequences: Sequence[GenerationRequest], metrics: Metrics, arrival: float
     ) -> "Generation":
         """Submits all, or none: the first refusal withdraws those before it. ``arrival`` is in monotonic seconds."""
-        streams: list[Stream] = []
+        generation = cls(metrics, arrival)
         try:
             for sequence in sequences:
-                streams.append(await engine.submit(sequence))
+                generation._add(await engine.submit(sequence), len(sequence.prompt_token_ids))
         except BaseException:
-            for stream in streams:
-                stream.cancel()
+            generation._end()
             raise
-        usages = [Usage(len(sequence.prompt_token_ids), 0) for sequence in sequences]
-        return cls(streams, usages, metrics, arrival)
+        return generation
+
+    def _add(self, stream: Stream, prompt_tokens: int) -> None:
+        self._streams.append(stream)
+        self._timers.append(SequenceTimer(self._metrics, self._arrival))
+        self.usages.append(Usage(prompt_tokens, 0))
+
+    def _end(self) -> None:
+        self.cancel()
+        for timer, usage in zip(self._timers, self.usages, strict=True):
+            timer.end(usage, time.monotonic())
 
     def cancel(self) -> None:
         for stream in self._streams:
@@ -58,9 +68,7 @@ class Generation:
                     async for item in merged:
                         yield item
         finally:
-            self.cancel()
-            for timer, usage in zip(self._timers, self.usages, strict=True):
-                timer.end(usage, time.monotonic())
+            self._end()
 
     async def _merged(self) -> AsyncGenerator[tuple[int, OutputDelta]]:
         arrived: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue()

@@ -8,14 +8,14 @@ from typing import Any
 
 from headway.config import LimitsConfig, SamplingDefaults
 from headway.core.request import SamplingParams
+from headway.engine.admit import SEED_BITS
 from headway.engine.generation import GenerationRequest
 from headway.engine.sampling_defaults import NEUTRAL, effective_sampling
 from headway.errors import InvalidRequest, PromptTooLong
+from headway.server.body import off_loop
 from headway.server.engine_contract import ServedEngine
 from headway.server.errors import ApiError
 from headway.server.protocol import ChatMessage, ChatRequest, CompletionRequest, SamplingFields
-
-OFF_LOOP_CHARS = 4096  # longer text is tokenised in a thread: it would hold up the other streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Intake:
             message = "add_generation_prompt and continue_final_message exclude each other: send one of them."
             raise InvalidRequest(message, param="continue_final_message")
         opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        self._check_length(sum(len(message.content or "") for message in messages), "messages")
+        self._check_length(sum(message.num_chars for message in messages), "messages")
         rows = [message.as_template_input() for message in messages]
         return await asyncio.to_thread(
             template.prompt_ids, rows, add_generation_prompt=opens, continue_final_message=continue_final_message
@@ -86,7 +86,7 @@ class Intake:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self._check_length(len(text), "prompt")
         encode = partial(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode) if len(text) > OFF_LOOP_CHARS else encode()
+        return await off_loop(len(text), encode)
 
     def _check_length(self, num_chars: int, param: str) -> None:
         """Refuses at once what would take long to tokenise only to be refused then."""
@@ -98,13 +98,14 @@ class Intake:
             )
             raise PromptTooLong(message, param=param)
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+    async def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         vocab_size = self.engine.card.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:
             message = f"tokens holds {wrong}; token ids of this model are 0 to {vocab_size - 1}."
             raise InvalidRequest(message, param="tokens")
-        return self.engine.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        decode = partial(self.engine.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
+        return await off_loop(len(tokens), decode)
 
     def check_model(self, asked: str | None) -> None:
         """Law 5: a request for another model is never answered by this one."""
@@ -114,9 +115,7 @@ class Intake:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def _job(self, body: SamplingFields, prompts: list[list[int]], sampling: SamplingParams, label: str) -> Job:
-        n = self._bounded("n", body.n, "max_n")
-        if n < 1:
-            raise InvalidRequest(f"n is {n}: ask for at least 1.", param="n")
+        n = self._bounded("n", body.n, "max_n", low=1)
         self._bounded("n", len(prompts) * n, "max_choices", "choices (prompts times n)")
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
@@ -138,21 +137,16 @@ class Intake:
 
     def _sampling(self, body: SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         asked = {name: getattr(body, name) for name in NEUTRAL}
-        chosen = effective_sampling(asked, self.defaults, self.engine.generation_defaults)
         return SamplingParams(
+            **effective_sampling(asked, self.defaults, self.engine.generation_defaults),
             max_tokens=max_tokens,
-            temperature=chosen["temperature"],
-            top_p=chosen["top_p"],
-            top_k=int(chosen["top_k"]),
-            min_p=chosen["min_p"],
             seed=body.seed,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
-            repetition_penalty=chosen["repetition_penalty"],
             logit_bias=self._logit_bias(body.logit_bias),
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
-            stop_token_ids=tuple(body.stop_token_ids),
+            stop_token_ids=self._stop_token_ids(body.stop_token_ids),
             logprobs=logprobs,
         )
 
@@ -179,9 +173,15 @@ class Intake:
         self._bounded("stop", max(map(len, stops), default=0), "max_stop_chars", "characters")
         return tuple(stops)
 
-    def _bounded(self, param: str, value: Any, setting: str, unit: str = "") -> Any:
-        """``value`` (None passes) unless it is over the limit of that name."""
+    def _stop_token_ids(self, token_ids: list[int]) -> tuple[int, ...]:
+        self._bounded("stop_token_ids", len(token_ids), "max_stops", "ids")
+        return tuple(token_ids)
+
+    def _bounded(self, param: str, value: Any, setting: str, unit: str = "", low: int = 0) -> Any:
+        """``value`` (None passes) unless it is below ``low`` or over the limit of that name."""
         limit = getattr(self.limits, setting)
+        if value is not None and value < low:
+            raise InvalidRequest(f"{param} is {value}: ask for at least {low}.", param=param)
         if value is not None and value > limit:
             amount = f"{value} {unit}".strip()
             message = f"{param}: {amount} asked for, at most {limit} accepted (server.limits.{setting})."
@@ -224,8 +224,10 @@ def _chat_max_tokens(body: ChatRequest) -> int | None:
 
 
 def _for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Choices of one prompt differ and can be repeated: choice i draws with seed + i."""
-    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + choice)
+    """Choices of one prompt differ and can be repeated: choice i draws with seed + i, modulo the range of seeds."""
+    if sampling.seed is None or choice == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + choice) % (1 << SEED_BITS))
 
 
 def _token_id(key: str) -> int:

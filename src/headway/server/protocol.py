@@ -76,6 +76,14 @@ class ChatMessage(Model):
             raise ValueError("a message needs content, unless it is the assistant's and has tool_calls")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """Of all the text in it that a template may write."""
+        texts = [self.content, self.name, self.tool_call_id]
+        for call in self.tool_calls or ():
+            texts += [call.id, call.function.name, call.function.arguments]
+        return sum(len(text) for text in texts if text is not None)
+
     def as_template_input(self) -> dict[str, Any]:
         message = self.model_dump(exclude_none=True)
         return message | {"role": "system"} if self.role == "developer" else message

@@ -62,16 +62,24 @@ class EventStream(Response):
                     await _write(send, text)
                     if transport is not None and transport.get_write_buffer_size() > self._max_unread_bytes:
                         transport.abort()
-                        return
+                        raise ClientGone
             await send({"type": "http.response.body", "body": b""})
         except ClientGone:
-            return
-        except HeadwayError as error:
-            await _write(send, "data: " + as_api_error(error).body().decode() + "\n\n")
+            await _closed(receive)
         except Exception as error:
             await _write(send, "data: " + as_api_error(error).body().decode() + "\n\n")
-            raise
+            if not isinstance(error, HeadwayError):
+                raise
+            if transport is not None:
+                transport.close()  # once the event is written
+                await _closed(receive)
 
 
 async def _write(send: Send, text: str) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _closed(receive: Receive) -> None:
+    """Waits for the connection's end: a server that sees us return before it takes the missing end for a fault."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,94 +1,87 @@
-"""From settings to a device that is ready to run: resolves the model, lays out memory, loads weights, compiles."""
+"""From settings to a device that is ready to run: finds the model, lays out memory, loads weights, compiles."""
 
 import os
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from headway.config import CacheConfig, Config, RuntimeConfig, SchedulerConfig
 from headway.core.executor import ExecutorInfo
 from headway.errors import ConfigError
 from headway.model.architecture import Architecture
-from headway.model.checkpoint import open_checkpoint
+from headway.model.catalogue import catalogue
+from headway.model.checkpoint import Checkpoint, open_checkpoint
 from headway.model.decoder import Decoder
 from headway.model.licences import AskLicence
 from headway.model.progress import Progress, silent
 from headway.model.resolve import ResolvedModel, resolve_model
-from headway.ops.contract import Backend, KVLayout, StepLimits
+from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.sampler import Sampler
 
+# Beyond anything sensible: these only keep a slip of the keyboard from asking for all memory or a million threads.
+MAX_BATCH_TOKENS, MAX_BATCH_ROWS, MAX_THREADS = 1 << 20, 1 << 16, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What the KV pool holds: every one of ``num_layers`` has blocks of the same ``layout``."""
+
+    layout: KVLayout
+    num_layers: int
+    info: ExecutorInfo
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_layers * self.layout.num_blocks * self.layout.bytes_per_block
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What was loaded, as facts; ``tokenizer_files`` and ``generation_defaults`` are for the engine to interpret."""
+    """A model on a device. ``checkpoint`` still holds what the engine interprets: tokenizer files, defaults."""
 
     resolved: ResolvedModel
-    architecture: Architecture
-    quantisation: str
-    num_parameters: int
-    tokenizer_files: Any
-    generation_defaults: dict[str, Any]
-    make_executor: Callable[[Iterable[int]], LocalExecutor]
-    info: ExecutorInfo
-    threads: int
-    kernels: str
-    weights_bytes: int
-    workspace_bytes: int
-    kv_bytes: int
-    seconds: float
+    checkpoint: Checkpoint
+    memory: MemoryPlan
+    backend: Backend
+    program: StepProgram
+
+    @property
+    def generation_defaults(self) -> dict[str, float | int]:
+        """What the model's makers recommend for sampling: by its files, else by the catalogue."""
+        entry = catalogue().get(self.resolved.name)
+        return (entry.generation_defaults if entry else {}) | self.checkpoint.generation_defaults
+
+    def make_executor(self, textless_ids: Iterable[int] = ()) -> LocalExecutor:
+        """``textless_ids`` are never sampled: rows of the embedding table that stand for no token."""
+        runner = ModelRunner(self.program, Sampler(self.backend, textless_ids), self.memory.info)
+        return LocalExecutor(runner, self.memory.info)
 
 
 def load_model(config: Config, progress: Progress = silent, ask_licence: AskLicence | None = None) -> LoadedModel:
-    """Everything below the engine. ``make_executor`` takes the ids no token may have (rows of the table without text).
+    """Everything below the engine. ``progress`` is told of each file that is fetched and each layer that is loaded.
 
     Raises a ``ModelError`` for the model, ``ConfigError`` for a setting that cannot work on it.
     """
-    started = time.perf_counter()
     resolved = resolve_model(config.model.name, config.model, progress, ask_licence)
-    checkpoint = open_checkpoint(Path(resolved.path))
-    architecture = checkpoint.architecture
+    checkpoint = open_checkpoint(resolved.path)
+    memory = plan_memory(checkpoint.architecture, config.model.max_context, config.cache, config.scheduler)
     backend = make_backend(config.runtime)
-    layouts, info = plan_memory(architecture, config.model.max_context, config.cache, config.scheduler)
-    kv_layers = [backend.new_kv_cache(layout) for layout in layouts]
-    total = len(architecture.layers)
+    size = checkpoint.stored_bytes
     decoder = Decoder(
-        architecture,
+        checkpoint.architecture,
         checkpoint.weights(),
         backend,
-        kv_layers,
-        info.max_context,
-        on_layer=lambda done, _: progress(f"loading {resolved.name}", done, total),
+        [backend.new_kv_cache(memory.layout) for _ in range(memory.num_layers)],
+        memory.info.max_context,
+        on_layer=lambda done, total: progress(f"loading {resolved.name}", size * done // total, size),
     )
-    limits = StepLimits(info.max_batch_tokens, info.max_batch_rows, info.max_context)
-    program = backend.compile(decoder.forward, limits)
-
-    def make_executor(textless_ids: Iterable[int]) -> LocalExecutor:
-        runner = ModelRunner(program, Sampler(backend, textless_ids), info.max_context, info.block_size)
-        return LocalExecutor(runner, info)
-
-    return LoadedModel(
-        resolved=resolved,
-        architecture=architecture,
-        quantisation=checkpoint.quantisation,
-        num_parameters=checkpoint.num_parameters,
-        tokenizer_files=checkpoint.tokenizer_source(),
-        generation_defaults=checkpoint.generation_defaults,
-        make_executor=make_executor,
-        info=info,
-        threads=getattr(backend, "threads", 1),
-        kernels=getattr(backend, "isa", backend.name),
-        weights_bytes=backend.weight_bytes(),
-        workspace_bytes=getattr(program, "workspace_bytes", 0),
-        kv_bytes=sum(layout.bytes_per_block * layout.num_blocks for layout in layouts),
-        seconds=time.perf_counter() - started,
-    )
+    program = backend.compile(decoder.forward, StepLimits(memory.info.max_batch_tokens, memory.info.max_batch_rows))
+    return LoadedModel(resolved, checkpoint, memory, backend, program)
 
 
 def make_backend(config: RuntimeConfig) -> Backend:
+    _require_within("runtime.threads", config.threads, 0, MAX_THREADS)
     if config.backend == "reference":
         from headway.ops.reference import ReferenceBackend
 
@@ -110,30 +103,49 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def physical_memory() -> int:
+    """Bytes of memory in this machine; less may be free."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def plan_memory(
     architecture: Architecture, max_context: int, cache: CacheConfig, scheduler: SchedulerConfig
-) -> tuple[list[KVLayout], ExecutorInfo]:
+) -> MemoryPlan:
     """How many KV blocks ``cache.memory_bytes`` buys, and the longest sequence they allow."""
-    if cache.dtype not in ("bf16", "f32"):
-        raise ConfigError(f"cache.dtype must be bf16 or f32, not {cache.dtype!r}")
-    if cache.block_size < 16 or cache.block_size % 16:
-        raise ConfigError(f"cache.block_size must be a multiple of 16, not {cache.block_size}")
-    one_block = KVLayout(architecture.num_kv_heads, architecture.head_dim, 1, cache.block_size, cache.dtype)
+    _require_within("cache.memory_bytes", cache.memory_bytes, 1, physical_memory())
+    _require_within("scheduler.max_batch_tokens", scheduler.max_batch_tokens, 1, MAX_BATCH_TOKENS)
+    _require_within("scheduler.max_batch_rows", scheduler.max_batch_rows, 1, MAX_BATCH_ROWS)
+    layout = _block_layout(architecture, cache)
     num_layers = len(architecture.layers)
-    block_bytes = one_block.bytes_per_block * num_layers
+    block_bytes = num_layers * layout.bytes_per_block
     num_blocks = cache.memory_bytes // block_bytes
     if num_blocks < 1:
         raise ConfigError(
-            f"cache.memory_bytes is {cache.memory_bytes}, but a block of {cache.block_size} tokens needs {block_bytes}"
+            f"cache.memory_bytes is {cache.memory_bytes}: raise it to at least {block_bytes}, which one block of "
+            f"{cache.block_size} tokens needs"
         )
-    wanted = min(max_context or architecture.max_context, architecture.max_context)
     info = ExecutorInfo(
         num_blocks=num_blocks,
         block_size=cache.block_size,
-        max_context=min(wanted, num_blocks * cache.block_size),
+        max_context=min(
+            max_context or architecture.max_context, architecture.max_context, num_blocks * cache.block_size
+        ),
         max_batch_tokens=scheduler.max_batch_tokens,
         max_batch_rows=scheduler.max_batch_rows,
         vocab_size=architecture.vocab_size,
     )
-    layout = KVLayout(architecture.num_kv_heads, architecture.head_dim, num_blocks, cache.block_size, cache.dtype)
-    return [layout] * num_layers, info
+    return MemoryPlan(replace(layout, num_blocks=num_blocks), num_layers, info)
+
+
+def _require_within(setting: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{setting} is {value}: on this machine it can be {low} to {high}")
+
+
+def _block_layout(architecture: Architecture, cache: CacheConfig) -> KVLayout:
+    """Of one layer, with a single block."""
+    if cache.dtype not in ("bf16", "f32"):
+        raise ConfigError(f"cache.dtype must be bf16 or f32, not {cache.dtype!r}")
+    if cache.block_size < 16 or cache.block_size % 16:
+        raise ConfigError(f"cache.block_size must be a multiple of 16, not {cache.block_size}")
+    return KVLayout(architecture.num_kv_heads, architecture.head_dim, 1, cache.block_size, cache.dtype)

@@ -1,88 +1,99 @@
 """From a scheduled batch to sampled tokens: keeps each request's tokens and block table, runs the program, samples."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.core.batch import NewRequest, SampledToken, ScheduledBatch, ScheduledRow
-from headway.ops.contract import Int32, StepInput, StepProgram
+from headway.core.executor import ExecutorInfo
+from headway.ops.contract import StepInput, StepProgram
 from headway.worker.sampler import Sampler, SamplingState
 
 
+@dataclass(slots=True)
 class _Sequence:
-    """A request as the device knows it. ``tokens`` and ``blocks`` have room for the longest sequence there can be."""
+    """A live request: its row of the runner's arrays, how many blocks are in its table, what sampling remembers."""
 
-    def __init__(self, request: NewRequest, max_context: int, block_size: int) -> None:
-        self.tokens = np.zeros(max_context + 1, np.int32)  # one more: the last token sampled is never computed
-        self.tokens[: len(request.token_ids)] = request.token_ids
-        self.num_tokens = len(request.token_ids)
-        self.blocks = np.full(-(-max_context // block_size), -1, np.int32)
-        self.num_blocks = 0
-        self.sampling = SamplingState(request)
-
-    def add_blocks(self, block_ids: tuple[int, ...]) -> None:
-        self.blocks[self.num_blocks : self.num_blocks + len(block_ids)] = block_ids
-        self.num_blocks += len(block_ids)
-
-    def append(self, token_id: int) -> None:
-        self.tokens[self.num_tokens] = token_id
-        self.num_tokens += 1
+    slot: int
+    num_blocks: int
+    sampling: SamplingState
 
 
 class ModelRunner:
-    """Owns the device's view of every live request. Batches must come in the order they were scheduled."""
+    """Owns the device's view of every live request. Batches must come in the order they were scheduled.
 
-    def __init__(self, program: StepProgram, sampler: Sampler, max_context: int, block_size: int) -> None:
+    A live request has a slot, its row of two arrays, so that a step's input is gathered in a few calls, not request by
+    request:
+
+        tokens         [slots, max_context + 1]     known tokens by position; the last one is sampled, never computed
+        block_tables   [slots, blocks of a context] -1 where there is none
+
+    At most ``info.max_batch_rows`` requests are live at a time: whoever runs can have a row in every step.
+    """
+
+    def __init__(self, program: StepProgram, sampler: Sampler, info: ExecutorInfo) -> None:
         self._program = program
         self._sampler = sampler
-        self._max_context = max_context
-        self._block_size = block_size
+        self._block_size = info.block_size
+        self._tokens = np.zeros((info.max_batch_rows, info.max_context + 1), np.int32)
+        self._block_tables = np.full((info.max_batch_rows, -(-info.max_context // info.block_size)), -1, np.int32)
+        self._free_slots = list(range(info.max_batch_rows))
         self._sequences: dict[str, _Sequence] = {}
 
     def run(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
         """Computes one step. Returns a token, or an error of its own, for each row with ``samples``."""
         self._update_sequences(batch)
         sequences = [self._sequences[row.request_id] for row in batch.rows]
-        for row, sequence in zip(batch.rows, sequences, strict=True):
-            sequence.add_blocks(row.new_block_ids)
-        logits = self._program.run(_step_input(batch.rows, sequences))
-        sampling = [sequence for row, sequence in zip(batch.rows, sequences, strict=True) if row.samples]
-        if not sampling:
+        slots = np.array([sequence.slot for sequence in sequences])
+        starts = np.array([row.start for row in batch.rows], np.int32)
+        ends = starts + np.array([row.num_tokens for row in batch.rows], np.int32)
+        samples = np.array([row.samples for row in batch.rows])
+        logits = self._program.run(self._step_input(slots, starts, ends, samples))
+        states = [sequence.sampling for sequence, row in zip(sequences, batch.rows, strict=True) if row.samples]
+        if not states:
             return ()
-        sampled = self._sampler.sample(logits, [sequence.sampling for sequence in sampling])
-        for sequence, token in zip(sampling, sampled, strict=True):
-            if token.error is None:
-                sequence.append(token.token_id)
+        sampled = self._sampler.sample(logits, states)
+        # A row that failed ends its request. Until then any id of the vocabulary may stand for the token it lacks.
+        self._tokens[slots[samples], ends[samples]] = [0 if token.error else token.token_id for token in sampled]
         return tuple(sampled)
 
     def _update_sequences(self, batch: ScheduledBatch) -> None:
         for request_id in batch.released:
-            self._sequences.pop(request_id, None)  # a request preempted before its first row was never known here
+            sequence = self._sequences.pop(request_id, None)
+            if sequence is not None:  # a request preempted before its first row was never known here
+                self._free_slots.append(sequence.slot)
         for request in batch.admitted:
-            self._sequences[request.request_id] = _Sequence(request, self._max_context, self._block_size)
+            self._sequences[request.request_id] = self._new_sequence(request)
+        for row in batch.rows:
+            if row.new_block_ids:
+                self._add_blocks(row)
 
+    def _new_sequence(self, request: NewRequest) -> _Sequence:
+        slot = self._free_slots.pop()
+        self._tokens[slot, : len(request.token_ids)] = request.token_ids
+        self._block_tables[slot] = -1
+        return _Sequence(slot, 0, SamplingState(request))
 
-def _step_input(rows: tuple[ScheduledRow, ...], sequences: list[_Sequence]) -> StepInput:
-    starts = np.array([row.start for row in rows], np.int32)
-    counts = np.array([row.num_tokens for row in rows], np.int32)
-    row_starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(counts, out=row_starts[1:])
-    offsets = np.repeat(starts - row_starts[:-1], counts)
-    samples = np.array([row.samples for row in rows])
-    token_ids = [
-        sequence.tokens[row.start : row.start + row.num_tokens] for row, sequence in zip(rows, sequences, strict=True)
-    ]
-    return StepInput(
-        token_ids=np.concatenate(token_ids),
-        positions=offsets + np.arange(row_starts[-1], dtype=np.int32),
-        row_starts=row_starts,
-        block_tables=_block_tables(sequences),
-        logit_rows=row_starts[1:][samples] - np.int32(1),
-    )
+    def _add_blocks(self, row: ScheduledRow) -> None:
+        sequence = self._sequences[row.request_id]
+        end = sequence.num_blocks + len(row.new_block_ids)
+        self._block_tables[sequence.slot, sequence.num_blocks : end] = row.new_block_ids
+        sequence.num_blocks = end
 
-
-def _block_tables(sequences: Iterable[_Sequence]) -> Int32:
-    """[r, most blocks of any], -1 where a request has fewer."""
-    sequences = list(sequences)
-    width = max(sequence.num_blocks for sequence in sequences)
-    return np.stack([sequence.blocks[:width] for sequence in sequences])
+    def _step_input(
+        self, slots: NDArray[np.intp], starts: NDArray[np.int32], ends: NDArray[np.int32], samples: NDArray[np.bool_]
+    ) -> StepInput:
+        """Positions ``starts`` to ``ends - 1`` of each request [r]; logits are wanted of the last, where it samples."""
+        counts = ends - starts
+        row_starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=row_starts[1:])
+        positions = np.repeat(starts - row_starts[:-1], counts) + np.arange(row_starts[-1], dtype=np.int32)
+        num_blocks = -(-int(ends.max()) // self._block_size)
+        return StepInput(
+            token_ids=self._tokens[np.repeat(slots, counts), positions],
+            positions=positions,
+            row_starts=row_starts,
+            block_tables=self._block_tables[slots, :num_blocks],
+            logit_rows=row_starts[1:][samples] - np.int32(1),
+        )

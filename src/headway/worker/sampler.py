@@ -1,8 +1,10 @@
 """From logits to tokens: each request's sampling state, and the batch of parameters a backend samples with."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.core.batch import NewRequest, SampledToken, TokenLogprobs
 from headway.core.request import SamplingParams
@@ -23,10 +25,10 @@ _SCALARS = np.dtype(
         ("repetition_penalty", np.float32),
         ("num_logprobs", np.int32),
         ("seeds", np.uint64),
-        ("positions", np.int32),
     ]
 )
 _NO_IDS = np.zeros(0, np.int32)
+Number = TypeVar("Number", np.int32, np.float32)
 
 
 class SamplingState:
@@ -54,7 +56,7 @@ class SamplingState:
             self.output_ids, self.output_counts = ids.astype(np.int32), counts.astype(np.int32)
         self._end_ids = _ids(sorted({*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}))
         self._may_end_at = request.num_prompt_tokens + params.min_tokens
-        self._fixed_scalars = _fixed_scalars(params)
+        self.scalars = _scalars(params)
 
     def append(self, token_id: int) -> None:
         self.num_tokens += 1
@@ -66,11 +68,6 @@ class SamplingState:
         else:
             self.output_ids = np.insert(self.output_ids, i, token_id)
             self.output_counts = np.insert(self.output_counts, i, 1)
-
-    @property
-    def scalars(self) -> tuple[float, ...]:
-        """In the order of ``_SCALARS``; the position of the token to be sampled is the number of tokens before it."""
-        return (*self._fixed_scalars, self.num_tokens)
 
     @property
     def banned_ids(self) -> Int32:
@@ -112,16 +109,17 @@ class Sampler:
         output_starts, output_ids = _ragged([state.output_ids for state in states])
         return SamplingBatch(
             **{name: np.ascontiguousarray(scalars[name]) for name in _SCALARS.names or ()},
+            positions=np.array([state.num_tokens for state in states], np.int32),
             bias_starts=bias_starts,
             bias_ids=bias_ids,
-            bias_values=np.concatenate([_NO_IDS.astype(np.float32), *(state.bias_values for state in states)]),
+            bias_values=_joined([state.bias_values for state in states], np.float32),
             banned_starts=banned_starts,
             banned_ids=banned_ids,
             prompt_starts=prompt_starts,
             prompt_ids=prompt_ids,
             output_starts=output_starts,
             output_ids=output_ids,
-            output_counts=np.concatenate([_NO_IDS, *(state.output_counts for state in states)]),
+            output_counts=_joined([state.output_counts for state in states], np.int32),
         )
 
     def _banned(self, state: SamplingState) -> Int32:
@@ -129,7 +127,8 @@ class Sampler:
         return np.concatenate((self._textless_ids, banned)) if len(banned) else self._textless_ids
 
 
-def _fixed_scalars(params: SamplingParams) -> tuple[float, ...]:
+def _scalars(params: SamplingParams) -> tuple[float, ...]:
+    """In the order of ``_SCALARS``."""
     return (
         params.temperature,
         max(params.top_k, 0),
@@ -155,7 +154,13 @@ def _ragged(rows: Sequence[Int32]) -> tuple[Int32, Int32]:
     """(starts [m + 1], values): one list after another."""
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=starts[1:])
-    return starts, np.concatenate([_NO_IDS, *rows])
+    return starts, _joined(rows, np.int32)
+
+
+def _joined(rows: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
+    """One list after another. Most rows of most steps have none, and an empty array costs as much as a full one."""
+    filled = [row for row in rows if len(row)]
+    return np.concatenate(filled) if filled else np.zeros(0, dtype)
 
 
 def _sampled(state: SamplingState, token_id: int, output: SamplerOutput, i: int) -> SampledToken:

@@ -1,0 +1,249 @@
+#include "ops.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace headway {
+
+float* Context::row(TensorRef t, int row) const {
+  return program.buffer(t.buffer) + size_t(row) * program.width(t.buffer) + t.offset;
+}
+int Context::stride(TensorRef t) const { return program.width(t.buffer); }
+int Context::rows_of(TensorRef t) const { return program.has_logit_rows(t.buffer) ? step.logit_rows : step.rows; }
+
+namespace {
+
+struct EmbedOp : Op {
+  std::shared_ptr<Weight> table;
+  float scale;
+  TensorRef out;
+  EmbedOp(std::shared_ptr<Weight> table, float scale, TensorRef out) : table(std::move(table)), scale(scale), out(out) {}
+  void run(const Context& c) const override {
+    c.split_rows(c.step.rows, [&](int r) { c.kernels.embed_row(table->matrix(), c.step.token_ids[r], scale, c.row(out, r)); });
+  }
+};
+
+struct RmsNormOp : Op {
+  TensorRef x;
+  std::shared_ptr<Memory> weight;
+  float eps;
+  TensorRef out;
+  RmsNormOp(TensorRef x, std::shared_ptr<Memory> weight, float eps, TensorRef out)
+      : x(x), weight(std::move(weight)), eps(eps), out(out) {}
+  void run(const Context& c) const override {
+    const float* w = reinterpret_cast<const float*>(weight->data());
+    const int d = int(weight->size() / sizeof(float));
+    c.split_rows(c.rows_of(x), [&](int r) {
+      for (int at = 0; at < x.width; at += d) c.kernels.rms_norm(c.row(x, r) + at, w, d, eps, c.row(out, r) + at);
+    });
+  }
+};
+
+struct LinearOp : Op {
+  TensorRef x;
+  LinearSpec spec;
+  TensorRef out;
+  int k, total_blocks = 0;
+  bool needs_int8 = false;
+
+  LinearOp(TensorRef x, LinearSpec linear, TensorRef out)
+      : x(x), spec(std::move(linear)), out(out), k(spec.parts.front()->matrix().k) {
+    for (const auto& part : spec.parts) {
+      const Format format = part->matrix().format;
+      needs_int8 = needs_int8 || format == Format::q4 || format == Format::q8;
+      total_blocks += blocks(*part);
+    }
+  }
+
+  static int blocks(const Weight& part) { return (part.matrix().n + kLanes - 1) / kLanes; }
+  bool is_staged() const { return spec.norm || spec.gated; }
+
+  void run(const Context& c) const override {
+    const int rows = c.rows_of(x);
+    // A single row is prepared by every worker for itself: that is quicker than to wait for each other.
+    const int first = rows == 1 ? c.worker : 0;
+    if (is_staged() || needs_int8) {
+      if (rows == 1) prepare(c, 0, first, rows);
+      else {
+        c.split_rows(rows, [&](int r) { prepare(c, r, 0, rows); });
+        c.pool.barrier();
+      }
+    }
+    LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(first, k)};
+    if (is_staged()) input.x = c.program.staged(first, k), input.stride = k;
+    const int chunk = std::max(1, total_blocks / (c.workers * 8));
+    c.take_items((total_blocks + chunk - 1) / chunk, [&](int item) {
+      for (int b = item * chunk; b < std::min((item + 1) * chunk, total_blocks); b++) run_block(c, input, b);
+    });
+  }
+
+  // Input row r in the forms the parts read, in a set of `rows` rows that starts at `first` of the shared room.
+  void prepare(const Context& c, int r, int first, int rows) const {
+    const float* row = c.row(x, r);
+    float* staged = c.program.staged(first + r, k);
+    if (spec.norm) c.kernels.rms_norm(row, reinterpret_cast<const float*>(spec.norm->data()), k, spec.eps, staged);
+    if (spec.gated) c.kernels.gated(row, row + k, k, *spec.gated, staged);
+    if (needs_int8) c.kernels.quantize_row(is_staged() ? staged : row, k, c.program.quantized(first, k), r, rows);
+  }
+
+  void run_block(const Context& c, const LinearInput& input, int block) const {
+    int column = 0;
+    for (const auto& part : spec.parts) {
+      if (block < blocks(*part)) {
+        LinearOutput to{c.row(out, 0) + column, c.stride(out), nullptr, nullptr, 0};
+        if (spec.bias) to.bias = reinterpret_cast<const float*>(spec.bias->data()) + column;
+        if (spec.residual) to.residual = c.row(*spec.residual, 0) + column, to.residual_stride = c.stride(*spec.residual);
+        return c.kernels.linear_block(part->matrix(), block, input, to);
+      }
+      block -= blocks(*part);
+      column += part->matrix().n;
+    }
+  }
+};
+
+// The request that owns a row, found by walking forward: rows of a worker are visited in order.
+struct RequestCursor {
+  const Step& step;
+  int request = 0;
+  const int32_t* table_of(int row) {
+    while (row >= step.row_starts[request + 1]) request++;
+    return step.block_tables + size_t(request) * step.table_width;
+  }
+};
+
+struct RopeAndStoreOp : Op {
+  TensorRef q, k, v;
+  std::shared_ptr<Memory> table;
+  std::shared_ptr<KVCacheLayer> kv;
+  TensorRef out;
+  RopeAndStoreOp(TensorRef q, TensorRef k, TensorRef v, std::shared_ptr<Memory> table, std::shared_ptr<KVCacheLayer> kv,
+                 TensorRef out)
+      : q(q), k(k), v(v), table(std::move(table)), kv(std::move(kv)), out(out) {}
+  void run(const Context& c) const override {
+    const KVLayer& layer = kv->layer();
+    const int d = layer.head_dim;
+    RequestCursor cursor{c.step};
+    c.split_rows(c.step.rows, [&](int r) {
+      const int position = c.step.positions[r];
+      const float* rotation = reinterpret_cast<const float*>(table->data()) + size_t(position) * d;
+      for (int at = 0; at < q.width; at += d) c.kernels.rope(c.row(q, r) + at, rotation, d, c.row(out, r) + at);
+      const int block = cursor.table_of(r)[position / layer.block_size], offset = position % layer.block_size;
+      for (int head = 0; head < layer.num_kv_heads; head++) {
+        alignas(64) float rotated[kMaxHeadDim];
+        c.kernels.rope(c.row(k, r) + head * d, rotation, d, rotated);
+        c.kernels.store_key(layer, block, offset, head, rotated);
+        c.kernels.store_value(layer, block, offset, head, c.row(v, r) + head * d);
+      }
+    });
+  }
+};
+
+struct AttentionOp : Op {
+  TensorRef q;
+  std::shared_ptr<KVCacheLayer> kv;
+  float scale;
+  int window;
+  TensorRef out;
+  AttentionOp(TensorRef q, std::shared_ptr<KVCacheLayer> kv, float scale, int window, TensorRef out)
+      : q(q), kv(std::move(kv)), scale(scale), window(window), out(out) {}
+
+  // A request's queries of one kv head, row by row and head by head, are cut into tiles; a tile of one kv head is an item.
+  int group() const { return q.width / kv->layer().head_dim / kv->layer().num_kv_heads; }
+
+  int tile_size(const Context& c) const {
+    const int queries = c.step.rows * group() * kv->layer().num_kv_heads;
+    return std::clamp(queries / c.workers, 1, c.kernels.tile);  // few queries: smaller tiles, so that every worker has some
+  }
+
+  void run(const Context& c) const override {
+    const int tile = tile_size(c), heads = kv->layer().num_kv_heads;
+    std::vector<int>& ends = tile_ends();
+    ends.clear();
+    int total = 0;
+    for (int i = 0; i < c.step.requests; i++) {
+      const int queries = (c.step.row_starts[i + 1] - c.step.row_starts[i]) * group();
+      ends.push_back(total += (queries + tile - 1) / tile);
+    }
+    c.take_items(total * heads, [&](int item) {
+      const int index = total - 1 - item / heads;  // the last tiles of a long prompt read most: start with them
+      const int request = int(std::upper_bound(ends.begin(), ends.end(), index) - ends.begin());
+      const int first = (index - (request ? ends[request - 1] : 0)) * tile;
+      run_tile(c, request, item % heads, first, tile);
+    });
+  }
+
+  static std::vector<int>& tile_ends() {
+    static thread_local std::vector<int> ends;
+    return ends;
+  }
+
+  void run_tile(const Context& c, int request, int head, int first, int tile) const {
+    const KVLayer& layer = kv->layer();
+    const int row0 = c.step.row_starts[request];
+    const int queries = (c.step.row_starts[request + 1] - row0) * group();
+    AttentionTile t{&layer, c.step.block_tables + size_t(request) * c.step.table_width, head, scale, window, 0, {}};
+    for (int i = first; i < std::min(first + tile, queries); i++) {
+      const int row = row0 + i / group(), column = (head * group() + i % group()) * layer.head_dim;
+      t.queries[t.num_queries++] = {c.row(q, row) + column, c.row(out, row) + column, c.step.positions[row]};
+    }
+    c.kernels.attention(t);
+  }
+};
+
+struct GatedActivationOp : Op {
+  TensorRef gate_up;
+  Activation kind;
+  TensorRef out;
+  GatedActivationOp(TensorRef gate_up, Activation kind, TensorRef out) : gate_up(gate_up), kind(kind), out(out) {}
+  void run(const Context& c) const override {
+    const int width = gate_up.width / 2;
+    c.split_rows(c.rows_of(gate_up), [&](int r) {
+      const float* gate = c.row(gate_up, r);
+      c.kernels.gated(gate, gate + width, width, kind, c.row(out, r));
+    });
+  }
+};
+
+struct AddOp : Op {
+  TensorRef x, y, out;
+  AddOp(TensorRef x, TensorRef y, TensorRef out) : x(x), y(y), out(out) {}
+  void run(const Context& c) const override {
+    c.split_rows(c.rows_of(x), [&](int r) { c.kernels.add(c.row(x, r), c.row(y, r), x.width, c.row(out, r)); });
+  }
+};
+
+struct TakeLogitRowsOp : Op {
+  TensorRef x, out;
+  TakeLogitRowsOp(TensorRef x, TensorRef out) : x(x), out(out) {}
+  void run(const Context& c) const override {
+    c.split_rows(c.step.logit_rows, [&](int r) {
+      std::memcpy(c.row(out, r), c.row(x, c.step.logit_row_ids[r]), size_t(x.width) * sizeof(float));
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_embed(std::shared_ptr<Weight> table, float scale, TensorRef out) {
+  return std::make_unique<EmbedOp>(std::move(table), scale, out);
+}
+std::unique_ptr<Op> make_rms_norm(TensorRef x, std::shared_ptr<Memory> weight, float eps, TensorRef out) {
+  return std::make_unique<RmsNormOp>(x, std::move(weight), eps, out);
+}
+std::unique_ptr<Op> make_linear(TensorRef x, LinearSpec spec, TensorRef out) {
+  return std::make_unique<LinearOp>(x, std::move(spec), out);
+}
+std::unique_ptr<Op> make_rope_and_store(TensorRef q, TensorRef k, TensorRef v, std::shared_ptr<Memory> table,
+                                        std::shared_ptr<KVCacheLayer> kv, TensorRef out) {
+  return std::make_unique<RopeAndStoreOp>(q, k, v, std::move(table), std::move(kv), out);
+}
+std::unique_ptr<Op> make_attention(TensorRef q, std::shared_ptr<KVCacheLayer> kv, float scale, int window, TensorRef out) {
+  return std::make_unique<AttentionOp>(q, std::move(kv), scale, window, out);
+}
+std::unique_ptr<Op> make_gated_activation(TensorRef gate_up, Activation kind, TensorRef out) {
+  return std::make_unique<GatedActivationOp>(gate_up, kind, out);
+}
+std::unique_ptr<Op> make_add(TensorRef x, TensorRef y, TensorRef out) { return std::make_unique<AddOp>(x, y, out); }
+std::unique_ptr<Op> make_take_logit_rows(TensorRef x, TensorRef out) { return std::make_unique<TakeLogitRowsOp>(x, out); }
+
+}  // namespace headway
