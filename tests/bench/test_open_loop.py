@@ -8,7 +8,7 @@ import pytest
 from sse_server import DONE, HANG, HEAD, FakeServer, chunk, completion, plain, response, serving, usage
 
 from headway.bench.client import Api, Server
-from headway.bench.load import PROBE_WORDS, Progress, Recording, count_tokens, prepare, run_load
+from headway.bench.open_loop import PROBE_WORDS, Progress, Recording, count_tokens, prepare, run_load
 from headway.bench.workload import PlannedRequest, TokenCount
 from headway.errors import BenchError
 
