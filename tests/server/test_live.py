@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import LiveServer, eventually, live_server
 
 from headway.config import ServerConfig
 from headway.core.request import FinishReason
 from headway.errors import EngineStopped, RequestFailed
+from live_server import LiveServer, eventually, live_server
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}]}

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import LiveServer, eventually, live_server
 
 from headway.config import SchedulerConfig, ServerConfig
 from headway.engine.async_engine import AsyncEngine
+from live_server import LiveServer, eventually, live_server
 from text_fakes import EOS, FakeTokenizer, echo_executor, make_parts
 
 COMPLETIONS = "/v1/completions"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.bench.client import Api, Server, served_model
-from headway.bench.load import OnProgress, count_tokens, prepare, run_load
 from headway.bench.measures import Objectives, RunSummary, summarise
+from headway.bench.open_loop import OnProgress, count_tokens, prepare, run_load
 from headway.bench.workload import Lengths, PlannedRequest, TokenCount, at_rate, mean_rate, plan_requests
 
 

@@ -14,8 +14,8 @@ from headway.cli.measured import JsonFile, show, write_file
 from headway.cli.terminal import error_exit, messages
 
 if TYPE_CHECKING:
-    from headway.bench.load import OnProgress
     from headway.bench.measures import RunSummary
+    from headway.bench.open_loop import OnProgress
     from headway.bench.sweep import RatedPlan, ServerBench
 
 EXIT_VOID = 3
