@@ -6,12 +6,12 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_server import LiveServer, live_server
 
 from fake_engine import ANSWER, BOS, CONTEXT, FakeEngine, refusal
 from headway.config import LimitsConfig, ServerConfig
 from headway.core.admission import RefusalReason
 from headway.errors import EngineStopped, RequestFailed
+from live_server import LiveServer, live_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from live_server import LiveServer, live_server
 
 from fake_engine import ANSWER, CONTEXT, refusal
 from headway.core.admission import RefusalReason
 from headway.errors import RequestFailed
+from live_server import LiveServer, live_server
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
