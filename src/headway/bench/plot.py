@@ -26,7 +26,7 @@ def attainment_svg(runs: Sequence[RunSummary], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="24" font-size="14">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="24" font-size="14">{escape(title)}: requests within the objectives</text>',
         *(_grid_line(y(share / 100), f"{share} %") for share in range(0, 101, 20)),
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(GOODPUT_ATTAINMENT):.1f}" y2="{y(GOODPUT_ATTAINMENT):.1f}" '
         'stroke="firebrick" stroke-dasharray="6 4"/>',
