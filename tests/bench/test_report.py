@@ -105,7 +105,7 @@ def test_the_plot_shows_each_run_in_its_place() -> None:
     runs = [run_at(4.0, 0.5), run_at(1.0, 1.0), run_at(2.0, 0.2, void=("late",))]
     root = ElementTree.fromstring(attainment_svg(runs, "a <b> & c"))
     names = {element.text for element in root.iter() if element.text}
-    assert {"a <b> & c", "1/s: 100%", "2/s: 20% (void)", "4/s: 50%"} <= names
+    assert {"a <b> & c: requests within the objectives", "1/s: 100%", "2/s: 20% (void)", "4/s: 50%"} <= names
     svg = "{http://www.w3.org/2000/svg}"
     circles = root.findall(f"{svg}circle")
     assert [circle.get("fill") for circle in circles] == ["steelblue", "white", "steelblue"]

@@ -166,7 +166,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
 
 
 def system_fingerprint(engine: ServedEngine) -> str:
-    """Changes whenever the same request and seed may give other tokens: model bytes, quantisation, engine version."""
+    """Names the model's bytes, its quantisation and the engine's version: what decides the tokens on one machine."""
     identity = f"{engine.card.digest}/{engine.card.quantisation}/{__version__}"
     return "hw-" + hashlib.sha256(identity.encode()).hexdigest()[:12]
 
