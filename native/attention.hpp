@@ -31,14 +31,10 @@ template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at, int coun
 }
 
 inline void round_bf16_row(const float* x, int k, uint16_t* out) {
-  int i = 0;
-  for (; i + kLanes <= k; i += kLanes) store(out + i, to_bf16(load<f32x16>(x + i)));
-  if (i < k) {
-    f32x16 rest = {};
-    std::memcpy(&rest, x + i, size_t(k - i) * sizeof(float));
-    const u16x16 rounded = to_bf16(rest);
-    std::memcpy(out + i, &rounded, size_t(k - i) * sizeof(uint16_t));
-  }
+  for_lanes(k, [&](int i, int count) {
+    const u16x16 rounded = to_bf16(load_part(x + i, count));
+    std::memcpy(out + i, &rounded, size_t(count) * sizeof *out);
+  });
 }
 
 inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {

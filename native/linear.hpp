@@ -130,31 +130,17 @@ template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const Lin
   return quant_tile<M, 8, 32, false>(w, block, x.quantized, row);
 }
 
-inline f32x16 load_columns(const float* p, int columns) {
-  if (columns >= kLanes) return load<f32x16>(p);
-  float lane[kLanes] = {};
-  std::memcpy(lane, p, size_t(columns) * sizeof(float));
-  return load<f32x16>(lane);
-}
-
-inline void store_columns(float* p, const f32x16& v, int columns) {
-  if (columns >= kLanes) return store(p, v);
-  float lane[kLanes];
-  store(lane, v);
-  std::memcpy(p, lane, size_t(columns) * sizeof(float));
-}
-
 // Rows row .. row + M - 1 of one block: the sum over k, then the bias, then the residual.
 template <int M>
 inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, const LinearOutput& out) {
   const Sums<M> sums = tile<M>(w, block, x, row);
   const int columns = w.n - block * kLanes;
   const size_t first = size_t(block) * kLanes;
-  const f32x16 bias = out.bias ? load_columns(out.bias + first, columns) : splat(0.0f);
+  const f32x16 bias = out.bias ? load_part(out.bias + first, columns) : splat(0.0f);
   for (int m = 0; m < M; m++) {
     f32x16 y = sums.acc[m] + bias;
-    if (out.residual) y = load_columns(out.residual + size_t(row + m) * out.residual_stride + first, columns) + y;
-    store_columns(out.y + size_t(row + m) * out.stride + first, y, columns);
+    if (out.residual) y = load_part(out.residual + size_t(row + m) * out.residual_stride + first, columns) + y;
+    store_part(out.y + size_t(row + m) * out.stride + first, y, columns);
   }
 }
 

@@ -91,8 +91,6 @@ class Program {
   float* buffer(int id) const { return reinterpret_cast<float*>(buffers_[id].memory->data()); }
   int width(int id) const { return buffers_[id].width; }
   bool has_logit_rows(int id) const { return buffers_[id].logit_rows; }
-  int max_rows() const { return max_rows_; }
-  int max_logit_rows() const { return max_logit_rows_; }
   size_t workspace_bytes() const;
 
   // Room for a linear op's input rows as they are multiplied, in float and in int8, at `row` and after; shared by all ops,

@@ -12,18 +12,6 @@ template <class F> inline void for_lanes(int width, F f) {
   if (i < width) f(i, width - i);
 }
 
-inline f32x16 load_part(const float* p, int count) {
-  if (count == kLanes) return load<f32x16>(p);
-  f32x16 v = {};
-  std::memcpy(&v, p, size_t(count) * sizeof(float));
-  return v;
-}
-
-inline void store_part(float* p, f32x16 v, int count) {
-  if (count == kLanes) store(p, v);
-  else std::memcpy(p, &v, size_t(count) * sizeof(float));
-}
-
 inline void rms_norm(const float* x, const float* weight, int d, float eps, float* y) {
   f32x16 squares = {};
   for_lanes(d, [&](int i, int count) { f32x16 v = load_part(x + i, count); squares = fma(v, v, squares); });

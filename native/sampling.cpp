@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -21,6 +22,7 @@ constexpr float kGreedyTemperature = 1e-5f;
 constexpr double kLogprobFloor = -9999.0;
 constexpr float kMostNoise = 16.7f;  // no noise is larger: u is at most 1 - 2^-24
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kNoWeight = -60.0f;  // exp of less, even a million times, changes no bit of a sum that is at least 1
 constexpr int kFailed = -1;
 
 template <class T> using List = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -71,16 +73,27 @@ class Gumbel {
   std::array<uint32_t, 4> words_{};
 };
 
+// No NaN and no plus infinity, by their bits: a loop the compiler can run on whole vectors.
 bool is_sound(const float* row, int vocab) {
-  float worst = 0;
+  uint32_t bad = 0;
   for (int i = 0; i < vocab; i++) {
-    const float x = row[i] == kMinusInfinity ? 0.0f : row[i];
-    worst += x - x;  // 0, or NaN for a NaN or an infinity
+    const uint32_t bits = std::bit_cast<uint32_t>(row[i]);
+    bad |= uint32_t((bits & 0x7f800000u) == 0x7f800000u) & uint32_t(bits != 0xff800000u);
   }
-  return worst == 0;
+  return bad == 0;
 }
 
-int argmax(const float* row, int vocab) { return int(std::max_element(row, row + vocab) - row); }  // the first of equals
+// The first of the largest, in a row without NaN.
+int argmax(const float* row, int vocab) {
+  constexpr int kWidth = 16;
+  float largest[kWidth];
+  std::fill_n(largest, kWidth, kMinusInfinity);
+  int i = 0;
+  for (; i + kWidth <= vocab; i += kWidth)
+    for (int j = 0; j < kWidth; j++) largest[j] = row[i + j] > largest[j] ? row[i + j] : largest[j];
+  for (; i < vocab; i++) largest[0] = std::max(largest[0], row[i]);
+  return int(std::find(row, row + vocab, *std::max_element(largest, largest + kWidth)) - row);
+}
 
 // Ids most likely first, ties to the lower id.
 struct MoreLikely {
@@ -150,7 +163,15 @@ class RowSampler {
     const float top_p = b_.top_p[row_], min_p = b_.min_p[row_];
     const bool has_k = top_k > 0 && top_k < vocab_;
     if (!has_k && top_p >= 1 && min_p <= 0) return;
-    for (int i = 0; i < vocab_; i++) kept_.push_back(i);
+    // Beside top_p, ids too unlikely to move a sum of weights are left out from the start.
+    const float least = top_p < 1 && !has_k ? kNoWeight : kMinusInfinity;
+    kept_.resize(size_t(vocab_));
+    size_t num_kept = 0;
+    for (int i = 0; i < vocab_; i++) {
+      kept_[num_kept] = i;
+      num_kept += w_[size_t(i)] >= least;
+    }
+    kept_.resize(num_kept);
     const MoreLikely more_likely{w_.data()};
     if (has_k) {
       std::nth_element(kept_.begin(), kept_.begin() + top_k - 1, kept_.end(), more_likely);
@@ -161,15 +182,28 @@ class RowSampler {
     std::sort(kept_.begin(), kept_.end());
   }
 
+  // The shortest run of the most likely whose weights reach top_p of all. Mostly a few, so only as many are sorted as are
+  // needed: 64, and four times as many until they are enough.
   void keep_top_p(float top_p, MoreLikely more_likely) {
-    std::sort(kept_.begin(), kept_.end(), more_likely);
-    cumulative_.clear();
     double total = 0;
-    for (int id : kept_) cumulative_.push_back(total += weight(id));
+    for (int id : kept_) total += weight(id);
     const double enough = double(top_p) * total;
-    size_t num_kept = 1;
-    while (num_kept < kept_.size() && cumulative_[num_kept - 1] < enough) num_kept++;
+    double cumulative = 0;
+    size_t num_kept = 0, num_sorted = 0;
+    while (num_kept < kept_.size() && (num_kept == 0 || cumulative < enough)) {
+      if (num_kept == num_sorted) num_sorted = sort_more(num_sorted, more_likely);
+      cumulative += weight(kept_[num_kept++]);
+    }
     kept_.resize(num_kept);
+  }
+
+  // Brings the next most likely of kept_ into order behind the `num_sorted` that are; returns how many are then.
+  size_t sort_more(size_t num_sorted, MoreLikely more_likely) {
+    const size_t target = std::min(kept_.size(), num_sorted ? 4 * num_sorted : 64);
+    const auto from = kept_.begin() + std::ptrdiff_t(num_sorted), to = kept_.begin() + std::ptrdiff_t(target);
+    if (to != kept_.end()) std::nth_element(from, to, kept_.end(), more_likely);
+    std::sort(from, to, more_likely);
+    return target;
   }
 
   double weight(int id) const { return std::exp(double(w_[size_t(id)])); }
@@ -194,7 +228,6 @@ class RowSampler {
   int row_, vocab_;
   std::vector<float> adjusted_, w_;
   std::vector<int> kept_;
-  std::vector<double> cumulative_;
 };
 
 void report_logprobs(const float* logits, int vocab, int token, int count, int row, const Outputs& out) {

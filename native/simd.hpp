@@ -69,6 +69,20 @@ template <class To, class From> inline __attribute__((always_inline)) To bits(co
   else return load<To>(&v);
 }
 
+// The first `count` lanes of memory that may end there, the others zero; 16 or more are a whole vector.
+inline f32x16 load_part(const float* p, int count) {
+  if (count >= 16) return load<f32x16>(p);
+  float lane[16] = {};
+  std::memcpy(lane, p, size_t(count) * sizeof(float));
+  return load<f32x16>(lane);
+}
+inline void store_part(float* p, const f32x16& v, int count) {
+  if (count >= 16) return store(p, v);
+  float lane[16];
+  store(lane, v);
+  std::memcpy(p, lane, size_t(count) * sizeof(float));
+}
+
 template <class T> inline Lanes<T> fill(T x) {
   return Lanes<T>::each([&](int) { return x - typename Lanes<T>::Part{}; });  // x - 0 is x, even for -0
 }
