@@ -66,35 +66,21 @@ Run = Callable[[Work], tuple[float, float, int]]
 
 def headway_arm(model: str, threads: int) -> tuple[Run, Callable[[], dict[str, Any]]]:
     from headway import __version__
+    from headway.bench.offline import OfflineEngine
+    from headway.bench.offline import Work as OfflineWork
     from headway.config import load_config
-    from headway.core.engine_core import EngineCore
-    from headway.core.request import Request, SamplingParams
     from headway.ops.native import NativeBackend
     from headway.worker.load import load_model
 
     config = load_config(overrides={"model.name": model, "runtime.threads": threads})
     loaded = load_model(config)
-    executor = loaded.make_executor()
-    core = EngineCore(executor, config.scheduler)
+    engine = OfflineEngine(loaded.make_executor(), config.scheduler)
     calibrating = NativeBackend(threads)
-    counter = iter(range(1 << 30))
 
     def run(work: Work) -> tuple[float, float, int]:
-        sampling = SamplingParams(max_tokens=work.output + 1, temperature=0, ignore_eos=True)
-        for _ in range(work.batch):
-            prompt = tuple(random.choices(range(100, 40000), k=work.prompt))
-            core.add_request(Request(f"r{next(counter)}", prompt, sampling), 0.0)
-        started, prefilled, num_first, num_decoded = time.perf_counter(), 0.0, 0, 0
-        while core.num_running or core.num_waiting:
-            step = core.begin_step(0.0)
-            assert step is not None
-            outputs = core.finish_step(step, step.handle.result(), 0.0)
-            assert all(output.error is None for output in outputs)
-            num_decoded += len(outputs) if prefilled else 0
-            num_first += sum(row.samples and row.start < work.prompt for row in step.batch.rows)
-            if not prefilled and num_first == work.batch:
-                prefilled = time.perf_counter()
-        return prefilled - started, time.perf_counter() - prefilled, num_decoded
+        # One token more: the first comes with the prompt, and the peer is timed over the others.
+        times = engine.run(OfflineWork(work.batch, work.prompt, work.output + 1))
+        return times.prefill_s, times.decode_s, times.num_decoded
 
     def describe() -> dict[str, Any]:
         calibration = calibrating.calibrate()

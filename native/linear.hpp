@@ -155,14 +155,15 @@ inline int int8_operations(int iterations) {
   static const int8_t x[4] = {1, -1, 2, -2};
   const int8_t* quad = x;
   i32x16 acc = {};
-  const u8x64 w = fill(uint8_t(iterations & 15));
+  u8x64 w[kChains];  // all different: equal chains would be computed once
+  for (int c = 0; c < kChains; c++) w[c] = fill(uint8_t((iterations + c) & 15));
   for (int i = 0; i < iterations; i++) {
     QuadSum<4> sums[kChains];
     asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
 #pragma GCC unroll 8
     for (int step = 0; step < 8; step++)
 #pragma GCC unroll 8
-      for (int c = 0; c < kChains; c++) sums[c].add(w, quad);
+      for (int c = 0; c < kChains; c++) sums[c].add(w[c], quad);
     for (int c = 0; c < kChains; c++) acc += sums[c].total();
   }
   asm volatile("" : : "m"(acc));  // and the result is used

@@ -57,10 +57,14 @@ class RunTimes:
         return self.work.batch * self.work.prompt / self.prefill_s
 
     @property
+    def num_decoded(self) -> int:
+        """Tokens after ``prefill_s``."""
+        return sum(at > self.prefill_s for times in self.token_s for at in times)
+
+    @property
     def decode_tokens_per_s(self) -> float | None:
         """Of the tokens after ``prefill_s``; None when there were none."""
-        num_decoded = sum(at > self.prefill_s for times in self.token_s for at in times)
-        return num_decoded / self.decode_s if num_decoded else None
+        return self.num_decoded / self.decode_s if self.num_decoded else None
 
     @property
     def total_tokens_per_s(self) -> float:
