@@ -159,11 +159,12 @@ inline int int8_operations(int iterations) {
   for (int c = 0; c < kChains; c++) w[c] = fill(uint8_t((iterations + c) & 15));
   for (int i = 0; i < iterations; i++) {
     QuadSum<4> sums[kChains];
-    asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
 #pragma GCC unroll 8
-    for (int step = 0; step < 8; step++)
+    for (int step = 0; step < 8; step++) {
+      asm volatile("" : "+r"(quad));  // may have changed, as far as the compiler can tell
 #pragma GCC unroll 8
       for (int c = 0; c < kChains; c++) sums[c].add(w[c], quad);
+    }
     for (int c = 0; c < kChains; c++) acc += sums[c].total();
   }
   asm volatile("" : : "m"(acc));  // and the result is used
