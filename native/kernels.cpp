@@ -7,11 +7,17 @@
 #define HEADWAY_TEXT_(x) #x
 #define HEADWAY_TEXT(x) HEADWAY_TEXT_(x)
 
+#if defined(__AMX_INT8__)
+#define HEADWAY_FIX_ROW fix_row
+#else
+#define HEADWAY_FIX_ROW nullptr
+#endif
+
 namespace headway::HEADWAY_ISA {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, linear_block, embed_row, rms_norm,
+    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIX_ROW, linear_block, embed_row, rms_norm,
     rope, store_key, store_value, attention, gated, add, int8_operations,
 };
 

@@ -31,7 +31,8 @@ std::shared_ptr<Memory> copy_floats(nb::ndarray<const float, nb::c_contig, nb::d
   return memory;
 }
 
-std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb::object minimum, int bits, int zero) {
+std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb::object minimum, int bits, int zero, bool fixed_point,
+                                       bool table) {
   const bool wide = scale.dtype() == nb::dtype<float>();
   const int n = int(q.shape(0)), k = int(q.shape(1)), groups = int(scale.shape(1));
   if (int(scale.shape(0)) != n || !groups || k % groups) throw std::invalid_argument("scales do not match the matrix");
@@ -43,7 +44,7 @@ std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb:
     minima = m.data();
   }
   nb::gil_scoped_release release;
-  return std::make_shared<Weight>(q.data(), scale.data(), minima, n, k, bits, k / groups, zero, wide);
+  return std::make_shared<Weight>(q.data(), scale.data(), minima, n, k, bits, k / groups, zero, wide, fixed_point, table);
 }
 
 std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
@@ -108,7 +109,8 @@ NB_MODULE(_native, m) {
         "isa"_a, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("copy_floats", &copy_floats, "values"_a);
-  m.def("pack_quantized", &pack_quantized, "q"_a, "scale"_a, "minimum"_a.none(), "bits"_a, "zero"_a);
+  m.def("pack_quantized", &pack_quantized, "q"_a, "scale"_a, "minimum"_a.none(), "bits"_a, "zero"_a,
+        "fixed_point"_a = false, "table"_a = false);
   m.def("pack_dense", &pack_dense, "data"_a, "format"_a);
 
   nb::class_<Program>(m, "Program")
@@ -136,6 +138,7 @@ NB_MODULE(_native, m) {
       .def("add", [](Program& p, nb::handle x, nb::handle y, nb::handle out) { p.add(ref(x), ref(y), ref(out)); }, "x"_a, "y"_a,
            "out"_a)
       .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); }, "x"_a, "out"_a)
+      .def("dump_prof", &Program::dump_prof)
       .def("run", &run, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a)
       .def("view", [](nb::object self, int buffer, int rows) { return buffer_view(self, buffer, rows); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes);

@@ -44,13 +44,14 @@ struct LinearOp : Op {
   LinearSpec spec;
   TensorRef out;
   int k, total_blocks = 0;
-  bool needs_int8 = false;
+  bool needs_int8 = false, needs_fixed = false;
 
   LinearOp(TensorRef x, LinearSpec linear, TensorRef out)
       : x(x), spec(std::move(linear)), out(out), k(spec.parts.front()->matrix().k) {
     for (const auto& part : spec.parts) {
-      const Format format = part->matrix().format;
-      needs_int8 = needs_int8 || format == Format::q4 || format == Format::q8;
+      const PackedMatrix& w = part->matrix();
+      if (w.fixed.multiplier) needs_fixed = true;
+      else if (w.format == Format::q4 || w.format == Format::q8) needs_int8 = true;
       total_blocks += blocks(*part);
     }
   }
@@ -62,14 +63,15 @@ struct LinearOp : Op {
     const int rows = c.rows_of(x);
     // A single row is prepared by every worker for itself: that is quicker than to wait for each other.
     const int first = rows == 1 ? c.worker : 0;
-    if (is_staged() || needs_int8) {
+    if (is_staged() || needs_int8 || needs_fixed) {
       if (rows == 1) prepare(c, 0, first, rows);
       else {
         c.split_rows(rows, [&](int r) { prepare(c, r, 0, rows); });
         c.pool.barrier();
       }
     }
-    LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(first, k)};
+    LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(first, k), {}};
+    if (needs_fixed) input.fixed = c.program.fixed(first * kFixedTile, k);
     if (is_staged()) input.x = c.program.staged(first, k), input.stride = k;
     const int chunk = std::max(1, total_blocks / (c.workers * 8));
     c.take_items((total_blocks + chunk - 1) / chunk, [&](int item) {
@@ -83,7 +85,9 @@ struct LinearOp : Op {
     float* staged = c.program.staged(first + r, k);
     if (spec.norm) c.kernels.rms_norm(row, reinterpret_cast<const float*>(spec.norm->data()), k, spec.eps, staged);
     if (spec.gated) c.kernels.gated(row, row + k, k, *spec.gated, staged);
-    if (needs_int8) c.kernels.quantize_row(is_staged() ? staged : row, k, c.program.quantized(first, k), r, rows);
+    const float* ready = is_staged() ? staged : row;
+    if (needs_int8) c.kernels.quantize_row(ready, k, c.program.quantized(first, k), r, rows);
+    if (needs_fixed) c.kernels.fix_row(ready, k, c.program.fixed(first * kFixedTile, k), r, rows);
   }
 
   void run_block(const Context& c, const LinearInput& input, int block) const {

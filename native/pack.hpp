@@ -20,18 +20,25 @@ class Memory {
   uint8_t* data_ = nullptr;
 };
 
+// Inputs in a panel of fixed-point weights or activations: as few panels as may be, of equal size.
+int fixed_panel(int k);
+
 class Weight {
  public:
+  // fixed_point: described so as well, from 4 bits and k a multiple of 64; then scales are kept for a table of rows only.
   // q [n, k] bytes below 2**bits; scales [n, k / group] f16 bits or f32; minima likewise or null.
-  Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero, bool wide_scales);
+  Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero, bool wide_scales,
+         bool fixed_point, bool table);
   // data [n, k] of f32, f16 or bf16.
   Weight(const void* data, Format format, int n, int k);
 
   const PackedMatrix& matrix() const { return matrix_; }
-  size_t bytes() const { return data_.size() + scale_.size() + minimum_.size(); }
+  size_t bytes() const { return data_.size() + scale_.size() + minimum_.size() + multiplier_.size() + offset_.size() + unit_.size(); }
 
  private:
-  Memory data_, scale_, minimum_;
+  void add_fixed_point(const void* scale, const void* minimum);
+
+  Memory data_, scale_, minimum_, multiplier_, offset_, unit_;
   PackedMatrix matrix_;
 };
 

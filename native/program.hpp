@@ -87,6 +87,7 @@ class Program {
 
   // Throws std::out_of_range, before anything is computed, for a step that would read or write outside its memory.
   void run(const Step& step);
+  void dump_prof();
 
   float* buffer(int id) const { return reinterpret_cast<float*>(buffers_[id].memory->data()); }
   int width(int id) const { return buffers_[id].width; }
@@ -97,6 +98,7 @@ class Program {
   // since they run one after another.
   float* staged(int row, int k) const { return reinterpret_cast<float*>(staged_->data()) + size_t(row) * k; }
   QuantizedRows quantized(int row, int k) const;
+  FixedRows fixed(int row, int k) const;  // `row` a multiple of kFixedTile
 
  private:
   struct Buffer {
@@ -116,8 +118,9 @@ class Program {
   std::vector<std::unique_ptr<Op>> ops_;
   std::unique_ptr<std::atomic<int>[]> next_;
   int reserved_k_ = 0;
-  std::unique_ptr<Memory> staged_, quantized_memory_;
+  std::unique_ptr<Memory> staged_, quantized_memory_, fixed_memory_;
   QuantizedRows quantized_{};
+  FixedRows fixed_{};
 };
 
 }  // namespace headway

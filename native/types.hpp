@@ -10,9 +10,22 @@ constexpr int kLanes = 16;           // outputs in a block of a packed matrix, t
 constexpr int kMaxTile = 8;          // the most queries in an attention tile, on any instruction set
 constexpr int kActivationGroup = 32; // inputs that share one int8 scale
 constexpr int kAttentionSplit = 256; // absolute positions whose partial results are formed together, then merged in order
+constexpr int kFixedTile = 16;       // rows of fixed-point activations that lie together
+constexpr int kFixedPanel = 1024;    // the most inputs whose products in fixed point are sure to fit 32 bits
 constexpr int kMaxHeadDim = 512;
 
 enum class Format : int { f32, f16, bf16, q4, q8 };
+
+// A second description of quantised weights, for fixed_point.hpp: W = unit * (multiplier * q + offset), the bracket within 16
+// bits. A panel is `panel` inputs, of which there are `panels`.
+//   multiplier, offset  [n/16][k/64][16][2]   int16, two groups of 32 side by side; no offset: -zero * multiplier
+//   unit                [n/16][panels][16]
+struct FixedPoint {
+  int panel, panels;
+  const int16_t* multiplier;  // null: the matrix has no such description
+  const int16_t* offset;      // null: none
+  const float* unit;
+};
 
 // A weight matrix [n, k] repacked into the order the kernels read: blocks of 16 outputs, k inside.
 //   f32, f16, bf16  data [n/16][k][16]
@@ -29,6 +42,7 @@ struct PackedMatrix {
   const uint8_t* data;
   const void* scale;
   const void* minimum;  // null: none
+  FixedPoint fixed;
 };
 
 // Rows of int8 activations: x ~ scale * q in groups of 32, scaled by the group's own largest value. Rows are kept in tiles of
@@ -44,12 +58,26 @@ struct QuantizedRows {
   float* scaled_sum;
 };
 
-// The input of a linear op, in float and, where a part is quantised, in int8.
+// Rows of 14-bit activations: x = scale * (128 * high + low), scaled by the largest value of each panel. Tiles of kFixedTile rows:
+//   high, low            [tile][k/64][row][64]
+//   scale                [row][panels]
+//   high_sums, low_sums  [row][k/64]   sums of 32 and 32 bytes, as two halves of a word
+struct FixedRows {
+  int panel, panels;
+  int8_t* high;
+  int8_t* low;
+  float* scale;
+  int32_t* high_sums;
+  int32_t* low_sums;
+};
+
+// The input of a linear op, in float and, where a part is quantised, in the forms the parts take.
 struct LinearInput {
   int rows;
   const float* x;   // [rows], stride below
   int stride;
   QuantizedRows quantized;
+  FixedRows fixed;
 };
 
 // One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
@@ -95,6 +123,8 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
+  // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
+  void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
   // Columns 16 * block .. of the output, for all rows.
   void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);

@@ -41,7 +41,7 @@ class NativeBackend:
         return NativeLinear([self._pack(part) for part in weight.parts], bias, weight.num_outputs)
 
     def load_table(self, table: Matrix) -> NativeTable:
-        packed = self._pack(table)
+        packed = self._pack(table, is_table=True)
         self._tables.append((table, packed))
         return NativeTable(packed, table.shape[1])
 
@@ -84,21 +84,27 @@ class NativeBackend:
         bandwidth = _native.read_bandwidth(self._pool, CALIBRATION_BYTES)
         return Calibration(bandwidth, _native.int8_rate(self._pool, self.isa))
 
-    def _pack(self, matrix: Matrix) -> Any:
+    def _pack(self, matrix: Matrix, is_table: bool = False) -> Any:
         for table, packed in self._tables:
             if table is matrix:
                 return packed
-        packed = pack(matrix)
+        packed = pack(matrix, self.isa, is_table)
         self._weight_bytes += packed.nbytes
         return packed
 
 
-def pack(matrix: Matrix) -> Any:
+def pack(matrix: Matrix, isa: str, is_table: bool = False) -> Any:
     """Repacks one matrix into the order the kernels read (``native/types.hpp``)."""
     if isinstance(matrix, GroupQuantized):
         minimum = None if matrix.minimum is None else np.ascontiguousarray(matrix.minimum)
         return _native.pack_quantized(
-            np.ascontiguousarray(matrix.q), np.ascontiguousarray(matrix.scale), minimum, matrix.bits, matrix.zero
+            np.ascontiguousarray(matrix.q),
+            np.ascontiguousarray(matrix.scale),
+            minimum,
+            matrix.bits,
+            matrix.zero,
+            isa == "amx" and matrix.bits == 4 and matrix.shape[1] % 64 == 0,
+            is_table,
         )
     assert isinstance(matrix, DenseMatrix)
     return _native.pack_dense(np.ascontiguousarray(matrix.data), matrix.format_name)

@@ -1,0 +1,238 @@
+// Linear layers in fixed point, for processors with a matrix unit (Intel AMX).
+//
+//   W[n, k] = unit[n, p] * (multiplier[n, g] * q[n, k] + offset[n, g])    the bracket is an integer of 16 bits
+//   x[m, k] = scale[m, p] * (128 * high[m, k] + low[m, k])                14 bits; high and low in -64 .. 64
+//   y[m, n] = sum over panels p, ascending, of unit * scale * (128 * H + L)
+//
+// H = sum of W's integer times high over the inputs k of a panel, and L with low, are exact in 32 bits, so however they come
+// about the bits are equal: a few rows take them from the 4-bit weights with vector instructions, more rows from the matrix
+// unit, which multiplies the two bytes of each weight with the two of each input. Beside groups of int8 activations this
+// costs nothing at a group's end, and its rounding is a tenth of theirs.
+#pragma once
+#include "simd.hpp"
+#include "types.hpp"
+
+namespace headway::HEADWAY_ISA {
+
+constexpr int kFewRows = 4;  // up to here the matrix unit, which takes 16 rows as quickly as one, is slower
+
+inline __m512i broadcast32(const void* p) { return _mm512_set1_epi32(load<int32_t>(p)); }
+
+// Two groups' multipliers and offsets, as pairs of 16 bits in each output's lane.
+struct GroupPair {
+  __m512i multiplier, offset;
+};
+inline GroupPair load_pair(const PackedMatrix& w, int block, int pair) {
+  const size_t at = (size_t(block) * (w.k / 64) + pair) * kLanes;
+  const __m512i multiplier = _mm512_load_si512(reinterpret_cast<const int32_t*>(w.fixed.multiplier) + at);
+  if (w.fixed.offset) return {multiplier, _mm512_load_si512(reinterpret_cast<const int32_t*>(w.fixed.offset) + at)};
+  return {multiplier, _mm512_mullo_epi16(multiplier, _mm512_set1_epi16(int16_t(-w.zero)))};
+}
+
+inline f32x16 panel_sum(__m512i high, __m512i low) {
+  f32x16 sum;
+  sum.part[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(128.0f), _mm512_cvtepi32_ps(low));
+  return sum;
+}
+
+// dot[g][m]: one group's products with a row of one plane, 64 inputs at x + 64 m.
+template <int M> inline void group_dots(const uint8_t* q, const int8_t* high, const int8_t* low, __m512i h[M], __m512i l[M]) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const __m512i packed = _mm512_load_si512(q + 64 * i);
+    const __m512i first = _mm512_and_si512(packed, nibble), second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) {
+      h[m] = _mm512_dpbusd_epi32(h[m], first, broadcast32(high + 64 * m + 4 * i));
+      l[m] = _mm512_dpbusd_epi32(l[m], first, broadcast32(low + 64 * m + 4 * i));
+      h[m] = _mm512_dpbusd_epi32(h[m], second, broadcast32(high + 64 * m + 4 * i + 16));
+      l[m] = _mm512_dpbusd_epi32(l[m], second, broadcast32(low + 64 * m + 4 * i + 16));
+    }
+  }
+}
+
+// Dots of two groups (each fits 16 bits: 15 * 32 * 64 < 2^15) side by side, times multipliers, and offsets times sums.
+inline __m512i weigh(__m512i sum, const GroupPair& pair, __m512i first, __m512i second, __m512i input_sums) {
+  const __m512i dots = _mm512_mask_mov_epi16(first, 0xaaaaaaaa, _mm512_slli_epi32(second, 16));
+  return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, pair.multiplier, dots), pair.offset, input_sums);
+}
+
+template <int M>
+inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int tile, f32x16 acc[M]) {
+  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64;
+  const size_t first = size_t(tile) * 16 * w.k;
+  const uint8_t* q = w.data + size_t(block) * w.k * kLanes / 2;
+  for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
+    const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
+    __m512i high[M] = {}, low[M] = {};
+    for (int t = start; t < end; t++) {
+      const int8_t *xh = x.high + first + size_t(t) * 1024, *xl = x.low + first + size_t(t) * 1024;
+      const uint8_t* data = q + size_t(t) * 512;
+      for (int i = 0; i < 512; i += 64) __builtin_prefetch(data + kPrefetchBytes + i);
+      __m512i h[2][M] = {}, l[2][M] = {};
+      for (int g = 0; g < 2; g++) group_dots<M>(data + 256 * g, xh + 32 * g, xl + 32 * g, h[g], l[g]);
+      const GroupPair pair = load_pair(w, block, t);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const size_t sums = (size_t(tile) * 16 + m) * pairs + t;
+        high[m] = weigh(high[m], pair, h[0][m], h[1][m], _mm512_set1_epi32(x.high_sums[sums]));
+        low[m] = weigh(low[m], pair, l[0][m], l[1][m], _mm512_set1_epi32(x.low_sums[sums]));
+      }
+    }
+    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * w.fixed.panels + p) * kLanes);
+    for (int m = 0; m < M; m++) {
+      const float scale = x.scale[(size_t(tile) * 16 + m) * w.fixed.panels + p];
+      acc[m] = fma(panel_sum(high[m], low[m]), unit * splat(scale), acc[m]);
+    }
+  }
+}
+
+// One panel of a block of 16 outputs as 16-bit weights, in two planes of bytes in the matrix unit's order: [k / 4][16][4].
+struct WidePanel {
+  alignas(64) uint8_t high[kFixedPanel * 16];
+  alignas(64) uint8_t low[kFixedPanel * 16];
+};
+
+inline void widen_quad(__m512i q, __m512i multiplier, __m512i offset, uint8_t* high, uint8_t* low) {
+  const __m512i even = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_and_si512(q, _mm512_set1_epi16(255)), multiplier), offset);
+  const __m512i odd = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(q, 8), multiplier), offset);
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  _mm512_store_si512(high, _mm512_mask_mov_epi8(_mm512_srli_epi16(even, 8), kOdd, odd));
+  _mm512_store_si512(low, _mm512_mask_mov_epi8(even, kOdd, _mm512_slli_epi16(odd, 8)));
+}
+
+inline void widen_panel(const PackedMatrix& w, int block, int first_pair, int last_pair, WidePanel& wide) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+  const uint8_t* q = w.data + (size_t(block) * w.k + size_t(first_pair) * 64) * kLanes / 2;
+  uint8_t *high = wide.high, *low = wide.low;
+  for (int t = first_pair; t < last_pair; t++) {
+    const GroupPair pair = load_pair(w, block, t);
+    for (int g = 0; g < 2; g++, q += 256, high += 512, low += 512) {
+      const auto both = [&](__m512i v) {  // this group's half of each lane, twice
+        return g ? _mm512_mask_mov_epi16(v, 0x55555555, _mm512_srli_epi32(v, 16))
+                 : _mm512_mask_mov_epi16(v, 0xaaaaaaaa, _mm512_slli_epi32(v, 16));
+      };
+      const __m512i multiplier = both(pair.multiplier), offset = both(pair.offset);
+      for (int i = 0; i < 4; i++) {
+        const __m512i packed = _mm512_load_si512(q + 64 * i);
+        __builtin_prefetch(q + 64 * i + kPrefetchBytes);
+        widen_quad(_mm512_and_si512(packed, nibble), multiplier, offset, high + 64 * i, low + 64 * i);
+        widen_quad(_mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
+      }
+    }
+  }
+}
+
+// The tile registers' shapes: 16 rows of 64 bytes each. Kept by the thread from its first use on.
+inline void configure_tiles() {
+  static thread_local bool done = false;
+  if (done) return;
+  struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } shapes;
+  _tile_loadconfig(&shapes);
+  done = true;
+}
+
+struct TileSums {
+  alignas(64) int32_t high_high[16][16], high_low[16][16], low_high[16][16], low_low[16][16];
+};
+
+// 16 rows times a wide panel, exact: sums of (byte of x, byte of W).
+inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel& wide, int pairs, TileSums& sums) {
+  asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int t = 0; t < pairs; t++) {
+    _tile_loadd(4, high + 1024 * t, 64);
+    _tile_loadd(6, wide.high + 1024 * t, 64);
+    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(7, wide.low + 1024 * t, 64);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(5, low + 1024 * t, 64);
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  }
+  _tile_stored(0, sums.high_high, 64);
+  _tile_stored(1, sums.high_low, 64);
+  _tile_stored(2, sums.low_high, 64);
+  _tile_stored(3, sums.low_low, 64);
+}
+
+// Many rows of one block: panel by panel, so that a panel's wide weights stay in the nearest cache; what the panels before
+// have given waits in `out.y`.
+inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
+  static thread_local WidePanel wide;
+  static thread_local TileSums sums;
+  configure_tiles();
+  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64, columns = w.n - block * kLanes;
+  const size_t column = size_t(block) * kLanes;
+  for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
+    const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
+    widen_panel(w, block, start, end, wide);
+    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * w.fixed.panels + p) * kLanes);
+    for (int row = 0; row < rows; row += 16) {
+      const size_t at = size_t(row) * w.k + size_t(start) * 1024;
+      multiply_tile(x.high + at, x.low + at, wide, end - start, sums);
+      const int count = rows - row < 16 ? rows - row : 16;
+      for (int m = 0; m < count; m++) {
+        const auto joined = [&](const int32_t* high, const int32_t* low) {
+          return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
+        };
+        const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
+        float* y = out.y + size_t(row + m) * out.stride + column;
+        const f32x16 before = start ? load_part(y, columns) : splat(0.0f);
+        const f32x16 acc = fma(sum, unit * splat(x.scale[size_t(row + m) * w.fixed.panels + p]), before);
+        if (end < pairs) store_part(y, acc, columns);
+        else finish_row(w, block, acc, row + m, out);
+      }
+    }
+  }
+}
+
+inline void fixed_block(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
+  if (rows > kFewRows) return many_rows(w, block, x, rows, out);
+  with_size<kFewRows>(rows, [&]<int M>() {
+    f32x16 acc[M] = {};
+    few_rows<M>(w, block, x, 0, acc);
+    for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
+  });
+}
+
+// Row `row` in fixed point: the largest magnitude of each panel becomes 8191. Sums are only read of a few rows.
+inline void fix_row(const float* x, int k, const FixedRows& out, int row, int rows) {
+  const int panel = out.panel, panels = out.panels;
+  const size_t at = size_t(row / 16) * 16 * k + size_t(row % 16) * 64;
+  for (int p = 0; p < panels; p++) {
+    const int start = p * panel, end = start + panel < k ? start + panel : k;
+    f32x16 largest = {};
+    for (int i = start; i < end; i += kLanes) largest = max(abs(load<f32x16>(x + i)), largest);
+    const float top = reduce_max(largest), inverse = top > 0 ? 8191.0f / top : 0.0f;
+    out.scale[size_t(row) * panels + p] = top / 8191.0f;
+    for (int i = start; i < end; i += 64) {
+      int8_t *high = out.high + at + size_t(i) * 16, *low = out.low + at + size_t(i) * 16;
+      for (int j = 0; j < 64; j += kLanes) {
+        const f32x16 scaled = load<f32x16>(x + i + j) * inverse;
+        const __m512i whole = _mm512_cvtps_epi32(scaled.part[0]);
+        const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
+        _mm_store_si128(reinterpret_cast<__m128i*>(high + j), _mm512_cvtepi32_epi8(h));
+        _mm_store_si128(reinterpret_cast<__m128i*>(low + j), _mm512_cvtepi32_epi8(_mm512_sub_epi32(whole, _mm512_slli_epi32(h, 7))));
+      }
+      if (rows > kFewRows) continue;
+      const auto pair_sums = [](const int8_t* q) {  // of 32 bytes and 32 bytes, as two halves of a word
+        const __m512i quads = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_load_si512(q));
+        const int first = _mm512_mask_reduce_add_epi32(0x00ff, quads), second = _mm512_mask_reduce_add_epi32(0xff00, quads);
+        return int32_t(uint32_t(uint16_t(first)) | uint32_t(second) << 16);
+      };
+      out.high_sums[size_t(row) * (k / 64) + i / 64] = pair_sums(high);
+      out.low_sums[size_t(row) * (k / 64) + i / 64] = pair_sums(low);
+    }
+  }
+}
+
+}  // namespace headway::HEADWAY_ISA
