@@ -24,10 +24,10 @@ namespace {
 // The matrix unit has registers so large that the system hands them out on request only, to the whole process.
 bool may_use_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
@@ -42,7 +42,7 @@ std::vector<const Kernels*> usable() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-    if (may_use_amx()) found.push_back(&amx::kernels);
+    if (__builtin_cpu_supports("avx512vbmi") && may_use_amx()) found.push_back(&amx::kernels);
     found.push_back(&avx512::kernels);
   }
   if (has_avx2) found.push_back(&avx2::kernels);

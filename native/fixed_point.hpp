@@ -9,6 +9,7 @@
 // unit, which multiplies the two bytes of each weight with the two of each input. Beside groups of int8 activations this
 // costs nothing at a group's end, and its rounding is a tenth of theirs.
 #pragma once
+#include "matrix_unit.hpp"
 #include "simd.hpp"
 #include "types.hpp"
 
@@ -71,6 +72,7 @@ inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int t
       const uint8_t* data = q + size_t(t) * 512;
       for (int i = 0; i < 512; i += 64) __builtin_prefetch(data + kPrefetchBytes + i);
       __m512i h[2][M] = {}, l[2][M] = {};
+#pragma GCC unroll 2
       for (int g = 0; g < 2; g++) group_dots<M>(data + 256 * g, xh + 32 * g, xl + 32 * g, h[g], l[g]);
       const GroupPair pair = load_pair(w, block, t);
 #pragma GCC unroll 4
@@ -94,47 +96,56 @@ struct WidePanel {
   alignas(64) uint8_t low[kFixedPanel * 16];
 };
 
-inline void widen_quad(__m512i q, __m512i multiplier, __m512i offset, uint8_t* high, uint8_t* low) {
-  const __m512i even = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_and_si512(q, _mm512_set1_epi16(255)), multiplier), offset);
-  const __m512i odd = _mm512_add_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(q, 8), multiplier), offset);
-  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
-  _mm512_store_si512(high, _mm512_mask_mov_epi8(_mm512_srli_epi16(even, 8), kOdd, odd));
-  _mm512_store_si512(low, _mm512_mask_mov_epi8(even, kOdd, _mm512_slli_epi16(odd, 8)));
+// 64 weights from their bits, even ones and odd ones apart, as 16-bit integers and then as bytes in order.
+inline void widen_quad(__m512i even, __m512i odd, __m512i multiplier, __m512i offset, uint8_t* high, uint8_t* low) {
+  alignas(64) static constexpr struct Order {
+    uint8_t low[64] = {}, high[64] = {};
+    constexpr Order() {
+      for (int i = 0; i < 64; i++) low[i] = uint8_t((i & 62) + (i % 2) * 64), high[i] = uint8_t(low[i] + 1);
+    }
+  } order;
+  even = _mm512_add_epi16(_mm512_mullo_epi16(even, multiplier), offset);
+  odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, multiplier), offset);
+  _mm512_store_si512(high, _mm512_permutex2var_epi8(even, _mm512_load_si512(order.high), odd));
+  _mm512_store_si512(low, _mm512_permutex2var_epi8(even, _mm512_load_si512(order.low), odd));
 }
 
 inline void widen_panel(const PackedMatrix& w, int block, int first_pair, int last_pair, WidePanel& wide) {
-  const __m512i nibble = _mm512_set1_epi8(15);
+  const __m512i nibble = _mm512_set1_epi16(15);
   const uint8_t* q = w.data + (size_t(block) * w.k + size_t(first_pair) * 64) * kLanes / 2;
   uint8_t *high = wide.high, *low = wide.low;
   for (int t = first_pair; t < last_pair; t++) {
     const GroupPair pair = load_pair(w, block, t);
+#pragma GCC unroll 2
     for (int g = 0; g < 2; g++, q += 256, high += 512, low += 512) {
       const auto both = [&](__m512i v) {  // this group's half of each lane, twice
         return g ? _mm512_mask_mov_epi16(v, 0x55555555, _mm512_srli_epi32(v, 16))
                  : _mm512_mask_mov_epi16(v, 0xaaaaaaaa, _mm512_slli_epi32(v, 16));
       };
       const __m512i multiplier = both(pair.multiplier), offset = both(pair.offset);
+#pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         const __m512i packed = _mm512_load_si512(q + 64 * i);
         __builtin_prefetch(q + 64 * i + kPrefetchBytes);
-        widen_quad(_mm512_and_si512(packed, nibble), multiplier, offset, high + 64 * i, low + 64 * i);
-        widen_quad(_mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
+        const auto bits_from = [&](int at) { return _mm512_and_si512(_mm512_srli_epi16(packed, unsigned(at)), nibble); };
+        widen_quad(_mm512_and_si512(packed, nibble), bits_from(8), multiplier, offset, high + 64 * i, low + 64 * i);
+        widen_quad(bits_from(4), _mm512_srli_epi16(packed, 12), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
       }
     }
   }
 }
 
-// The tile registers' shapes: 16 rows of 64 bytes each. Kept by the thread from its first use on.
-inline void configure_tiles() {
-  static thread_local bool done = false;
-  if (done) return;
-  struct alignas(64) Shapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } shapes;
-  _tile_loadconfig(&shapes);
-  done = true;
+// Tiles 0 to 3 collect, 4 and 5 hold inputs [rows][64], 6 and 7 weights [16 quads][16 outputs][4].
+constexpr TileShapes linear_shapes(int rows) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 6; tile++) shapes.shape(tile, rows, 64);
+  shapes.shape(6, 16, 64);
+  shapes.shape(7, 16, 64);
+  return shapes;
+}
+inline void use_linear_tiles(int rows) {
+  static constexpr TileShapes few = linear_shapes(8), many = linear_shapes(16);
+  use_tiles(rows > 8 ? many : few);
 }
 
 struct TileSums {
@@ -143,7 +154,7 @@ struct TileSums {
 
 // 16 rows times a wide panel, exact: sums of (byte of x, byte of W).
 inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel& wide, int pairs, TileSums& sums) {
-  asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+  before_tile_loads();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -164,39 +175,59 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel
   _tile_stored(3, sums.low_low, 64);
 }
 
-// Many rows of one block: panel by panel, so that a panel's wide weights stay in the nearest cache; what the panels before
-// have given waits in `out.y`.
+// What a panel adds to 16 rows of one block of outputs. Between panels the sums wait in `out.y`.
+template <bool Whole> struct PanelOutput {
+  const PackedMatrix& w;
+  const LinearOutput& out;
+  size_t column;
+  int columns;
+  f32x16 bias;
+
+  PanelOutput(const PackedMatrix& w, int block, const LinearOutput& out)
+      : w(w), out(out), column(size_t(block) * kLanes), columns(Whole ? kLanes : w.n - block * kLanes),
+        bias(out.bias ? load_part(out.bias + column, columns) : splat(0.0f)) {}
+
+  void add(const TileSums& sums, f32x16 unit, const float* scale, int scale_stride, int row, int count, bool first, bool last) const {
+    for (int m = 0; m < count; m++) {
+      const auto joined = [](const int32_t* high, const int32_t* low) {
+        return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
+      };
+      const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
+      float* to = out.y + size_t(row + m) * out.stride + column;
+      f32x16 y = fma(sum, unit * splat(scale[m * scale_stride]), first ? splat(0.0f) : load_part(to, columns));
+      if (last) {
+        y = y + bias;
+        if (out.residual) y = load_part(out.residual + size_t(row + m) * out.residual_stride + column, columns) + y;
+      }
+      store_part(to, y, columns);
+    }
+  }
+};
+
+// Many rows of one block, panel by panel, so that a panel's wide weights stay in the nearest cache.
+template <bool Whole>
 inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
   static thread_local WidePanel wide;
   static thread_local TileSums sums;
-  configure_tiles();
-  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64, columns = w.n - block * kLanes;
-  const size_t column = size_t(block) * kLanes;
-  for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
-    const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
+  use_linear_tiles(rows);
+  const PanelOutput<Whole> panel_output(w, block, out);
+  const int pairs = w.k / 64, panels = w.fixed.panels, panel_pairs = w.fixed.panel / 64;
+  for (int p = 0; p < panels; p++) {
+    const int start = p * panel_pairs, end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
     widen_panel(w, block, start, end, wide);
-    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * w.fixed.panels + p) * kLanes);
-    for (int row = 0; row < rows; row += 16) {
-      const size_t at = size_t(row) * w.k + size_t(start) * 1024;
+    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * panels + p) * kLanes);
+    for (int row = 0; row < rows; row += kFixedTile) {
+      const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
       multiply_tile(x.high + at, x.low + at, wide, end - start, sums);
-      const int count = rows - row < 16 ? rows - row : 16;
-      for (int m = 0; m < count; m++) {
-        const auto joined = [&](const int32_t* high, const int32_t* low) {
-          return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
-        };
-        const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
-        float* y = out.y + size_t(row + m) * out.stride + column;
-        const f32x16 before = start ? load_part(y, columns) : splat(0.0f);
-        const f32x16 acc = fma(sum, unit * splat(x.scale[size_t(row + m) * w.fixed.panels + p]), before);
-        if (end < pairs) store_part(y, acc, columns);
-        else finish_row(w, block, acc, row + m, out);
-      }
+      const int count = rows - row < kFixedTile ? rows - row : kFixedTile;
+      panel_output.add(sums, unit, x.scale + size_t(row) * panels + p, panels, row, count, p == 0, p + 1 == panels);
     }
   }
 }
 
 inline void fixed_block(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > kFewRows) return many_rows(w, block, x, rows, out);
+  if (rows > kFewRows && (block + 1) * kLanes <= w.n) return many_rows<true>(w, block, x, rows, out);
+  if (rows > kFewRows) return many_rows<false>(w, block, x, rows, out);
   with_size<kFewRows>(rows, [&]<int M>() {
     f32x16 acc[M] = {};
     few_rows<M>(w, block, x, 0, acc);

@@ -156,7 +156,7 @@ struct AttentionOp : Op {
 
   int tile_size(const Context& c) const {
     const int queries = c.step.rows * group() * kv->layer().num_kv_heads;
-    return std::clamp(queries / c.workers, 1, c.kernels.tile);  // few queries: smaller tiles, so that every worker has some
+    return std::clamp(queries / c.workers, 1, c.kernels.attention_tile(kv->layer()));  // few queries: smaller tiles, so that every worker has some
   }
 
   void run(const Context& c) const override {

@@ -7,7 +7,7 @@
 namespace headway {
 
 constexpr int kLanes = 16;           // outputs in a block of a packed matrix, tokens in a sub-block of the KV cache
-constexpr int kMaxTile = 8;          // the most queries in an attention tile, on any instruction set
+constexpr int kMaxTile = 16;         // the most queries in an attention tile, on any instruction set
 constexpr int kActivationGroup = 32; // inputs that share one int8 scale
 constexpr int kAttentionSplit = 256; // absolute positions whose partial results are formed together, then merged in order
 constexpr int kFixedTile = 16;       // rows of fixed-point activations that lie together
@@ -81,8 +81,8 @@ struct LinearInput {
 };
 
 // One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
-//   keys    [block][kv_head][sub][d][16]   so that 16 scores are formed without a horizontal sum
-//   values  [block][kv_head][sub][16][d]
+//   keys    [block][kv_head][sub][d/2][16][2]   so that 16 scores are formed without a horizontal sum
+//   values  [block][kv_head][sub][16/2][d][2]   pairs, since two bf16 numbers are unpacked, or multiplied, at once
 struct KVLayer {
   int num_kv_heads, head_dim, num_blocks, block_size;
   bool is_bf16;
@@ -121,7 +121,7 @@ enum class Activation : int { silu, gelu_tanh };
 // One instruction set's implementation of everything that touches numbers.
 struct Kernels {
   const char* name;
-  int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
+  int tile;  // rows in a tile of `quantize_row`
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
   // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
   void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
@@ -132,6 +132,7 @@ struct Kernels {
   void (*rope)(const float* x, const float* table, int d, float* y);
   void (*store_key)(const KVLayer& kv, int block, int offset, int head, const float* k);
   void (*store_value)(const KVLayer& kv, int block, int offset, int head, const float* v);
+  int (*attention_tile)(const KVLayer& kv);  // the most queries `attention` takes at once
   void (*attention)(const AttentionTile& tile);
   void (*gated)(const float* gate, const float* up, int width, Activation kind, float* y);
   void (*add)(const float* x, const float* y, int width, float* out);
