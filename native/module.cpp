@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "calibrate.hpp"
+#include "checksum.hpp"
 #include "cpu.hpp"
 #include "pack.hpp"
 #include "program.hpp"
@@ -51,6 +53,19 @@ std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
   if (data.itemsize() != (f == Format::f32 ? 4u : 2u)) throw std::invalid_argument("the array does not hold " + format);
   nb::gil_scoped_release release;
   return std::make_shared<Weight>(data.data(), f, int(data.shape(0)), int(data.shape(1)));
+}
+
+using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+
+// What a weight's bytes mean: kept beside them in a file, as it is, and given back to `Weight`.
+std::vector<int> description(const Weight& weight) {
+  const Packing& p = weight.packing();
+  return {int(p.format), p.n, p.k, p.group, p.zero, p.wide_scales, p.has_minima};
+}
+
+std::shared_ptr<Weight> packed_weight(const std::vector<int>& d, std::shared_ptr<Memory> memory, size_t offset) {
+  if (d.size() != 7 || d[0] < 0 || d[0] > int(Format::q8)) throw std::invalid_argument("not the description of a packed matrix");
+  return std::make_shared<Weight>(Packing{Format(d[0]), d[1], d[2], d[3], d[4], d[5] != 0, d[6] != 0}, std::move(memory), offset);
 }
 
 TensorRef ref(nb::handle t) {
@@ -96,8 +111,21 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas, "Instruction sets this processor can run, best first.");
   m.def("kernel_name", [](const std::string& isa) { return std::string(kernels_for(isa).name); }, "isa"_a);
 
-  nb::class_<Memory>(m, "Vector").def_prop_ro("nbytes", &Memory::size);
-  nb::class_<Weight>(m, "Weight").def_prop_ro("nbytes", &Weight::bytes);
+  m.attr("PACKED_LAYOUT") = kPackedLayout;
+  nb::class_<Memory>(m, "Memory")
+      .def_static("of_file", &Memory::of_file, "path"_a)
+      .def_prop_ro("nbytes", &Memory::size)
+      .def_prop_ro("bytes", [](Memory& memory) { return Bytes(memory.data(), {memory.size()}, nb::find(memory)); });
+  nb::class_<Weight>(m, "Weight")
+      .def(nb::new_(&packed_weight), "description"_a, "memory"_a, "offset"_a)
+      .def_prop_ro("nbytes", &Weight::bytes)
+      .def_prop_ro("shape", [](const Weight& w) { return std::pair{w.matrix().n, w.matrix().k}; })
+      .def_prop_ro("bytes", [](Weight& w) { return Bytes(w.data(), {w.bytes()}, nb::find(w)); })
+      .def_prop_ro("description", &description);
+  m.def("checksum", [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes) {
+    nb::gil_scoped_release release;
+    return checksum(bytes.data(), bytes.size());
+  }, "bytes"_a);
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
       .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
       .def_prop_ro("nbytes", &KVCacheLayer::bytes);

@@ -2,9 +2,13 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <new>
 #include <stdexcept>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
 
 namespace headway {
 namespace {
@@ -27,8 +31,30 @@ size_t data_bytes(Format format, int n, int k) {
   return 0;
 }
 
-size_t scale_bytes(const void* scales, int n, int k, int group, bool wide) {
-  return scales ? size_t(blocks_of(n)) * kLanes * (k / group) * (wide ? 4 : 2) : 0;
+size_t scale_bytes(const Packing& p) {
+  return p.group ? size_t(blocks_of(p.n)) * kLanes * (p.k / p.group) * (p.wide_scales ? 4 : 2) : 0;
+}
+
+// Where each part of a weight begins, and where the last ends.
+struct Sections {
+  explicit Sections(const Packing& p)
+      : scale(aligned_size(data_bytes(p.format, p.n, p.k), 64)),
+        minimum(scale + aligned_size(scale_bytes(p), 64)),
+        end(minimum + (p.has_minima ? aligned_size(scale_bytes(p), 64) : 0)) {}
+  size_t scale, minimum, end;
+};
+
+const Packing& checked(const Packing& p) {
+  if (p.n < 1 || p.k < 1) throw std::invalid_argument("a matrix needs outputs and inputs");
+  if (p.format != Format::q4 && p.format != Format::q8) {
+    if (p.k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
+    if (p.group || p.has_minima) throw std::invalid_argument("only integers have scales and minima");
+    return p;
+  }
+  if (p.k % 32 || (p.group != 16 && p.group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
+  if (p.group == 16 && (p.format == Format::q4 || p.has_minima)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
+  if (p.has_minima && p.zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
+  return p;
 }
 
 template <class T> void pack_scales(const void* from, uint8_t* to, int n, int groups) {
@@ -90,31 +116,48 @@ Memory::~Memory() {
   else std::free(data_);
 }
 
-Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero,
-               bool wide_scales)
-    : data_(data_bytes(bits == 4 ? Format::q4 : Format::q8, n, k)),
-      scale_(scale_bytes(scale, n, k, group, wide_scales)),
-      minimum_(scale_bytes(minimum, n, k, group, wide_scales)) {
-  if (k % 32 || (group != 16 && group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
-  if (group == 16 && (bits == 4 || minimum)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
-  if (minimum && zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
-  const Format format = bits == 4 ? Format::q4 : Format::q8;
-  if (format == Format::q4) pack_q4(q, data_.data(), n, k);
-  else pack_q8(q, data_.data(), n, k);
-  for (auto [from, to] : {std::pair{scale, &scale_}, std::pair{minimum, &minimum_}}) {
-    if (!from) continue;
-    if (wide_scales) pack_scales<uint32_t>(from, to->data(), n, k / group);
-    else pack_scales<uint16_t>(from, to->data(), n, k / group);
-  }
-  matrix_ = {format, n, k, group, float(zero), wide_scales, data_.data(), scale_.data(), minimum ? minimum_.data() : nullptr};
+std::shared_ptr<Memory> Memory::of_file(const std::string& path) {
+  const auto fail = [&] { throw std::system_error(errno, std::generic_category(), path); };
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail();
+  struct stat facts;
+  const bool known = fstat(file, &facts) == 0 && facts.st_size > 0;
+  void* p = known ? mmap(nullptr, size_t(facts.st_size), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+  close(file);
+  if (p == MAP_FAILED) fail();
+  return std::shared_ptr<Memory>(new Memory(static_cast<uint8_t*>(p), size_t(facts.st_size)));
 }
 
-Weight::Weight(const void* data, Format format, int n, int k)
-    : data_(data_bytes(format, n, k)), scale_(0), minimum_(0) {
-  if (k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
-  if (format == Format::f32) pack_dense<uint32_t>(data, data_.data(), n, k);
-  else pack_dense<uint16_t>(data, data_.data(), n, k);
-  matrix_ = {format, n, k, 0, 0.0f, false, data_.data(), nullptr, nullptr};
+Weight::Weight(const Packing& packing, std::shared_ptr<Memory> memory, size_t offset)
+    : packing_(checked(packing)), bytes_(Sections(packing).end), memory_(std::move(memory)) {
+  if (offset % 64 || offset > memory_->size() || bytes_ > memory_->size() - offset)
+    throw std::invalid_argument("a packed matrix is not inside its memory");
+  const Sections at(packing);
+  const uint8_t* data = memory_->data() + offset;
+  matrix_ = {packing.format, packing.n, packing.k, packing.group, float(packing.zero), packing.wide_scales,
+             data, data + at.scale, packing.has_minima ? data + at.minimum : nullptr};
+}
+
+Weight::Weight(const Packing& packing)
+    : Weight(packing, std::make_shared<Memory>(Sections(checked(packing)).end), 0) {}
+
+Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero,
+               bool wide_scales)
+    : Weight(Packing{bits == 4 ? Format::q4 : Format::q8, n, k, group, zero, wide_scales, minimum != nullptr}) {
+  const Sections at(packing_);
+  uint8_t* to = memory_->data();
+  if (packing_.format == Format::q4) pack_q4(q, to, n, k);
+  else pack_q8(q, to, n, k);
+  for (auto [from, start] : {std::pair{scale, at.scale}, std::pair{minimum, at.minimum}}) {
+    if (!from) continue;
+    if (wide_scales) pack_scales<uint32_t>(from, to + start, n, k / group);
+    else pack_scales<uint16_t>(from, to + start, n, k / group);
+  }
+}
+
+Weight::Weight(const void* data, Format format, int n, int k) : Weight(Packing{format, n, k}) {
+  if (format == Format::f32) pack_dense<uint32_t>(data, memory_->data(), n, k);
+  else pack_dense<uint16_t>(data, memory_->data(), n, k);
 }
 
 KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)
