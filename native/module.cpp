@@ -113,7 +113,7 @@ NB_MODULE(_native, m) {
 
   m.attr("PACKED_LAYOUT") = kPackedLayout;
   nb::class_<Memory>(m, "Memory")
-      .def_static("of_file", &Memory::of_file, "path"_a)
+      .def_static("of_file", &Memory::of_file, "descriptor"_a, "bytes"_a)
       .def_prop_ro("nbytes", &Memory::size)
       .def_prop_ro("bytes", [](Memory& memory) { return Bytes(memory.data(), {memory.size()}, nb::find(memory)); });
   nb::class_<Weight>(m, "Weight")

@@ -2,13 +2,9 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <new>
 #include <stdexcept>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <system_error>
-#include <unistd.h>
 
 namespace headway {
 namespace {
@@ -116,16 +112,10 @@ Memory::~Memory() {
   else std::free(data_);
 }
 
-std::shared_ptr<Memory> Memory::of_file(const std::string& path) {
-  const auto fail = [&] { throw std::system_error(errno, std::generic_category(), path); };
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail();
-  struct stat facts;
-  const bool known = fstat(file, &facts) == 0 && facts.st_size > 0;
-  void* p = known ? mmap(nullptr, size_t(facts.st_size), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
-  close(file);
-  if (p == MAP_FAILED) fail();
-  return std::shared_ptr<Memory>(new Memory(static_cast<uint8_t*>(p), size_t(facts.st_size)));
+std::shared_ptr<Memory> Memory::of_file(int descriptor, size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (p == MAP_FAILED) throw std::runtime_error("the file cannot be mapped");
+  return std::shared_ptr<Memory>(new Memory(static_cast<uint8_t*>(p), bytes));
 }
 
 Weight::Weight(const Packing& packing, std::shared_ptr<Memory> memory, size_t offset)

@@ -1,7 +1,6 @@
 // Owned memory in the layouts of types.hpp, and the repacking of checkpoint matrices into them.
 #pragma once
 #include <memory>
-#include <string>
 
 #include "types.hpp"
 
@@ -12,8 +11,8 @@ class Memory {
  public:
   explicit Memory(size_t bytes);
   ~Memory();
-  // A whole file, mapped: for reading only. Whoever changes the file changes this memory.
-  static std::shared_ptr<Memory> of_file(const std::string& path);
+  // The first `bytes` of an open file, mapped: for reading only. Whoever changes the file changes this memory.
+  static std::shared_ptr<Memory> of_file(int descriptor, size_t bytes);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   uint8_t* data() const { return data_; }

@@ -1,5 +1,6 @@
 """The native backend: a model is recorded once with symbolic tensors, and C++ replays the record each step."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from headway import _native
 from headway.ops.contract import Float32, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
 from headway.ops.recorder import NativeLinear, NativeTable, Recorder, emit, fuse
-from headway.ops.weights import DenseMatrix, GroupQuantized, LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, DenseMatrix, GroupQuantized, LinearWeight, Matrix, PackedMatrix
 
 CALIBRATION_BYTES = 256 << 20
 
@@ -28,19 +29,21 @@ class NativeBackend:
     ``fused`` False runs every recorded operation by itself: slower, and the same bits.
     """
 
+    packed_layout = f"native {_native.PACKED_LAYOUT} {sys.byteorder}-endian"  # one for every instruction set
+
     def __init__(self, threads: int, isa: str = "auto", fused: bool = True) -> None:
         self.isa = _native.kernel_name(isa)
         self.threads = threads
         self._fused = fused
         self._pool = _native.ThreadPool(threads)
-        self._tables: list[tuple[Matrix, Any]] = []  # a linear weight that is one of these shares its memory
+        self._tables: list[tuple[AnyMatrix, Any]] = []  # a linear weight that is one of these shares its memory
         self._weight_bytes = 0
 
     def load_linear(self, weight: LinearWeight) -> NativeLinear:
         bias = None if weight.bias is None else self.load_vector(weight.bias)
         return NativeLinear([self._pack(part) for part in weight.parts], bias, weight.num_outputs)
 
-    def load_table(self, table: Matrix) -> NativeTable:
+    def load_table(self, table: AnyMatrix) -> NativeTable:
         packed = self._pack(table)
         self._tables.append((table, packed))
         return NativeTable(packed, table.shape[1])
@@ -84,11 +87,11 @@ class NativeBackend:
         bandwidth = _native.read_bandwidth(self._pool, CALIBRATION_BYTES)
         return Calibration(bandwidth, _native.int8_rate(self._pool, self.isa))
 
-    def _pack(self, matrix: Matrix) -> Any:
+    def _pack(self, matrix: AnyMatrix) -> Any:
         for table, packed in self._tables:
             if table is matrix:
                 return packed
-        packed = pack(matrix)
+        packed = matrix.handle if isinstance(matrix, PackedMatrix) else pack(matrix)
         self._weight_bytes += packed.nbytes
         return packed
 

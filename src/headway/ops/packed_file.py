@@ -1,0 +1,116 @@
+"""A file of packed weights: what the native backend makes of a model's matrices, to be mapped at the next start.
+
+    preamble   magic, start and length of the table, SHA-256 of the table; zeros up to byte 4096
+    weights    in the order of reading, each from a multiple of 64 on: packed matrices, and vectors as float32
+    table      JSON: the file's key and, for each weight, where it lies, its checksum and how it is packed
+
+The preamble is written last, and everything is under a checksum that opening the file compares: one that was cut off,
+damaged or made for something else is an error, never a wrong weight.
+
+Mapped pages were as fast to compute from as anonymous huge pages on Linux 6.18 with ext4, whose page cache uses large
+folios: 39.0 and 39.4 GB/s over 600 MB, 57.6 and 57.8 GB/s over 98 MB, where anonymous pages of 4 KiB gave 34 GB/s.
+Reading 600 MB into huge pages took 0.09 to 0.3 s; mapping and reading them in place took 0.02 s, and processes share them.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headway import _native
+from headway.ops.contract import Float32
+from headway.ops.native import pack
+from headway.ops.weights import Matrix, PackedMatrix
+
+MAGIC = b"headway packed 1"
+_PREAMBLE = struct.Struct("<16sQQ32s")
+_DATA_START = 4096
+_ALIGNMENT = 64
+
+
+class DamagedFile(Exception):
+    """Not the file of packed weights that was expected; the message says in what."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """``packing`` is a native weight's own description of its bytes; None: float32 numbers."""
+
+    start: int
+    size: int
+    checksum: int
+    packing: list[int] | None
+
+
+def write_packed(path: Path, key: str, weights: Iterable[tuple[str, Matrix | Float32]]) -> None:
+    """Packs ``weights`` one by one into the file; no two are in memory at a time if they are read lazily."""
+    entries: dict[str, Any] = {}
+    with path.open("wb") as file:
+        file.write(bytes(_DATA_START))
+        for name, value in weights:
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            data, packing = _packed(value)
+            entries[name] = asdict(_Entry(file.tell(), data.nbytes, _native.checksum(data), packing))
+            file.write(data)
+        start = file.tell()
+        table = json.dumps({"key": key, "weights": entries}).encode()
+        file.write(table)
+        file.seek(0)
+        file.write(_PREAMBLE.pack(MAGIC, start, len(table), hashlib.sha256(table).digest()))
+
+
+def _packed(value: Matrix | Float32) -> tuple[Any, list[int] | None]:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, np.float32).view(np.uint8), None
+    weight = pack(value)
+    return weight.bytes, weight.description
+
+
+def read_packed(path: Path, key: str, threads: int) -> dict[str, PackedMatrix | Float32]:
+    """The weights by name, where they lie in the mapped file, which must stay as it is while one of them is in use.
+
+    Reads all of it, on ``threads`` threads, to compare checksums. Raises OSError, or ``DamagedFile`` for what is not a
+    whole and sound file written with this ``key``.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _DATA_START:
+            raise DamagedFile("it is cut off")
+        memory = _native.Memory.of_file(file.fileno(), size)
+    entries = _read_table(memory.bytes, key)
+    with ThreadPoolExecutor(threads) as pool:
+        sound = list(pool.map(lambda entry: _is_sound(memory.bytes, entry), entries.values()))
+    if not all(sound):
+        raise DamagedFile(f"the checksum of {sound.count(False)} weights is wrong")
+    return {name: _loaded(memory, entry) for name, entry in entries.items()}
+
+
+def _read_table(data: Any, key: str) -> dict[str, _Entry]:
+    magic, start, size, digest = _PREAMBLE.unpack_from(data)
+    table = bytes(data[start : start + size])
+    if magic != MAGIC or start + size != len(data) or hashlib.sha256(table).digest() != digest:
+        raise DamagedFile("its table is not whole")
+    found = json.loads(table)
+    if found["key"] != key:
+        raise DamagedFile("it was made for something else")
+    return {name: _Entry(**fields) for name, fields in found["weights"].items()}
+
+
+def _is_sound(data: Any, entry: _Entry) -> bool:
+    checksum: int = _native.checksum(data[entry.start : entry.start + entry.size])
+    return checksum == entry.checksum
+
+
+def _loaded(memory: Any, entry: _Entry) -> PackedMatrix | Float32:
+    if entry.packing is None:
+        values: Float32 = memory.bytes[entry.start : entry.start + entry.size].view(np.float32)
+        return values
+    weight = _native.Weight(entry.packing, memory, entry.start)
+    return PackedMatrix(weight, weight.shape)
