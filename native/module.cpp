@@ -33,6 +33,13 @@ std::shared_ptr<Memory> copy_floats(nb::ndarray<const float, nb::c_contig, nb::d
   return memory;
 }
 
+std::shared_ptr<Memory> map_file(int descriptor, size_t bytes) {
+  auto memory = Memory::of_file(descriptor, bytes);
+  if (memory) return memory;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
 std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb::object minimum, int bits, int zero) {
   const bool wide = scale.dtype() == nb::dtype<float>();
   const int n = int(q.shape(0)), k = int(q.shape(1)), groups = int(scale.shape(1));
@@ -113,7 +120,7 @@ NB_MODULE(_native, m) {
 
   m.attr("PACKED_LAYOUT") = kPackedLayout;
   nb::class_<Memory>(m, "Memory")
-      .def_static("of_file", &Memory::of_file, "descriptor"_a, "bytes"_a)
+      .def_static("of_file", &map_file, "descriptor"_a, "bytes"_a)
       .def_prop_ro("nbytes", &Memory::size)
       .def_prop_ro("bytes", [](Memory& memory) { return Bytes(memory.data(), {memory.size()}, nb::find(memory)); });
   nb::class_<Weight>(m, "Weight")

@@ -11,7 +11,7 @@ class Memory {
  public:
   explicit Memory(size_t bytes);
   ~Memory();
-  // The first `bytes` of an open file, mapped: for reading only. Whoever changes the file changes this memory.
+  // The first `bytes` of an open file, mapped: for reading only. Null: errno says why. Whoever changes the file changes it.
   static std::shared_ptr<Memory> of_file(int descriptor, size_t bytes);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;

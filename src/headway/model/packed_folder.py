@@ -4,11 +4,10 @@ packed/<digest of the model>.<key>.weights   key: what else their bytes depend o
 """
 
 import shutil
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from headway.model.progress import Progress, format_bytes
+from headway.model.progress import Progress, bytes_under, format_bytes
 from headway.model.store import ModelStore
 
 # Stays free whatever is written here: a full disk is worse than a slow start.
@@ -56,12 +55,14 @@ class PackedFolder:
 
     def make_room(self, needed: int) -> None:
         """Removes files until ``needed`` more bytes fit within the limit. Call under the lock."""
-        newest_first = sorted(self._files(), key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
+        newest_first = sorted(
+            self._path.glob("*.weights"), key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True
+        )
         total = needed
         for file in newest_first:
             total += file.stat().st_size
             if total > self._limit_bytes:
-                file.unlink()
+                file.unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
         """What a process that was killed had begun to write. Call under the lock."""
@@ -72,13 +73,10 @@ class PackedFolder:
         """Deletes a model's files, and returns the bytes that were in them."""
         freed = 0
         for file in self._path.glob(f"{digest}.*.weights"):
-            freed += file.stat().st_size
-            file.unlink()
+            freed += bytes_under(file)
+            file.unlink(missing_ok=True)
         return freed
 
     @property
     def size(self) -> int:
-        return sum(file.stat().st_size for file in self._files())
-
-    def _files(self) -> Iterator[Path]:
-        return self._path.glob("*.weights")
+        return bytes_under(self._path)

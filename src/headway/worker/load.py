@@ -92,7 +92,7 @@ def _packed_weights(
     """None where they come from the checkpoint itself."""
     if not (backend.packed_layout and config.packed_cache_bytes):
         return None
-    from headway.worker.packed_cache import PackedCache
+    from headway.worker.packed_weights import PackedWeights
 
     def is_current() -> bool:
         with suppress(ModelError):
@@ -101,8 +101,8 @@ def _packed_weights(
         return False
 
     folder = PackedFolder(ModelStore.at(config.cache_dir), config.packed_cache_bytes)
-    cache = PackedCache(folder, backend.packed_layout, backend.threads)
-    return cache.weights(resolved.digest, checkpoint, progress, is_current)
+    weights = PackedWeights(folder, resolved, checkpoint, backend.packed_layout, backend.threads)
+    return weights.load(progress, is_current)
 
 
 def make_backend(config: RuntimeConfig) -> Backend:
