@@ -7,11 +7,12 @@
 namespace headway {
 namespace {
 
-constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio: well-mixed bits
+// Any odd numbers of well-mixed bits: the golden ratio's, and one of SplitMix64's.
+constexpr uint64_t kWord = 0x9E3779B97F4A7C15, kSum = 0xBF58476D1CE4E5B9;
 constexpr size_t kStreams = 4;  // independent, so that one multiplication need not wait for another
 
-// For a given sum every word has a result of its own, and for a given word every sum has.
-uint64_t fold(uint64_t sum, uint64_t word) { return std::rotl(sum ^ word, 31) * kOdd; }
+// For a given sum every word has a result of its own, and for a given word every sum has. (The step of xxHash64, by Y. Collet.)
+uint64_t fold(uint64_t sum, uint64_t word) { return std::rotl(sum + word * kWord, 31) * kSum; }
 
 }  // namespace
 
