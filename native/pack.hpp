@@ -50,7 +50,7 @@ class Weight {
   size_t bytes() const { return bytes_; }
 
  private:
-  Weight(const Packing& packing);
+  explicit Weight(const Packing& packing);
 
   Packing packing_;
   size_t bytes_;

@@ -1,14 +1,16 @@
 """Packed weights in a file: what comes back is what was packed, or an error."""
 
 import hashlib
+import json
 import random
+import struct
 
 import numpy as np
 import pytest
 
 from headway import _native
 from headway.ops.native import pack
-from headway.ops.packed_file import DamagedFile, read_packed, write_packed
+from headway.ops.packed_file import MAGIC, DamagedFile, read_packed, write_packed
 from headway.ops.weights import DenseMatrix, GroupQuantized, PackedMatrix
 
 N, K = 40, 64  # two and a half blocks of outputs
@@ -125,6 +127,32 @@ def test_a_changed_file_is_refused(file, change):
     assert file.read_bytes() != data
     with pytest.raises(DamagedFile):
         read(file)
+
+
+def entry(**changes):
+    return {"start": 4096, "size": 64, "checksum": _native.checksum(np.zeros(64, np.uint8)), "packing": None} | changes
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        {"key": KEY},
+        {"key": KEY, "weights": 1},
+        {"weights": {}},
+        {"key": KEY, "weights": {"w": {}}},
+        {"key": KEY, "weights": {"w": entry(later=1)}},
+        {"key": KEY, "weights": {"w": entry(start=1 << 40)}},
+        {"key": KEY, "weights": {"w": entry(packing=[])}},
+        {"key": KEY, "weights": {"w": entry(packing=[0, 16, 16, 0, 0, 0, 0])}},  # more bytes than there are
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(tmp_path, table):
+    text = json.dumps(table).encode()
+    preamble = struct.pack("<16sQQ32s", MAGIC, 4160, len(text), hashlib.sha256(text).digest())
+    (tmp_path / "packed").write_bytes(preamble.ljust(4160, b"\0") + text)
+    with pytest.raises(DamagedFile):
+        read(tmp_path / "packed")
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -90,7 +90,10 @@ def read_packed(path: Path, key: str, threads: int) -> dict[str, PackedMatrix | 
         sound = list(pool.map(lambda entry: _is_sound(memory.bytes, entry), entries.values()))
     if not all(sound):
         raise DamagedFile(f"the checksum of {sound.count(False)} weights is wrong")
-    return {name: _loaded(memory, entry) for name, entry in entries.items()}
+    try:
+        return {name: _loaded(memory, entry) for name, entry in entries.items()}
+    except ValueError as error:
+        raise DamagedFile(f"a weight of it cannot be: {error}") from error
 
 
 def _read_table(data: Any, key: str) -> dict[str, _Entry]:
@@ -98,10 +101,14 @@ def _read_table(data: Any, key: str) -> dict[str, _Entry]:
     table = bytes(data[start : start + size])
     if magic != MAGIC or start + size != len(data) or hashlib.sha256(table).digest() != digest:
         raise DamagedFile("its table is not whole")
-    found = json.loads(table)
-    if found["key"] != key:
-        raise DamagedFile("it was made for something else")
-    return {name: _Entry(**fields) for name, fields in found["weights"].items()}
+    try:
+        found = json.loads(table)
+        entries = {name: _Entry(**fields) for name, fields in found["weights"].items()}
+        if found["key"] == key:
+            return entries
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedFile("its table is not one of this version") from error
+    raise DamagedFile("it was made for something else")
 
 
 def _is_sound(data: Any, entry: _Entry) -> bool:

@@ -55,9 +55,10 @@ class PackedWeights:
 
     @property
     def key(self) -> str:
-        """Everything the packed bytes depend on: the stored ones, how they are read, how they are packed. The version
-        stands for the code that does both."""
-        origin = [self.model.digest, repr(self.checkpoint.architecture), self.packed_layout, __version__]
+        """Everything the file depends on: the stored weights, how they are read and named, how they are packed. The
+        version stands for the code that does it."""
+        roles = [field.name for field in fields(LayerWeights)]
+        origin = [self.model.digest, repr(self.checkpoint.architecture), roles, self.packed_layout, __version__]
         return hashlib.sha256(json.dumps(origin).encode()).hexdigest()
 
     @property
