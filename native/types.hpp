@@ -27,6 +27,9 @@ struct FixedPoint {
   const float* unit;
 };
 
+// Files of packed weights are known by this number: raise it with every change to what PackedMatrix's bytes mean.
+constexpr int kPackedLayout = 1;
+
 // A weight matrix [n, k] repacked into the order the kernels read: blocks of 16 outputs, k inside.
 //   f32, f16, bf16  data [n/16][k][16]
 //   q8         data [n/16][k/4][16][4] bytes

@@ -41,6 +41,7 @@ class ModelConfig:
     max_context: int = 0  # 0: what the model was trained for, or what the KV pool holds if that is less
     cache_dir: str = ""  # empty: the platform's cache folder
     accept_licence: bool = False
+    packed_cache_bytes: int = 20 << 30  # packed weights kept for the next start, of all models; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from headway.model.architecture import Architecture, LayerKind, LayerWeights, ModelWeights, Vector
 from headway.model.rope import rope_table
 from headway.ops.contract import Backend, Handle, Ops, Tensor
-from headway.ops.weights import LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, LinearWeight
 
 OnLayer = Callable[[int, int], None]
 
@@ -128,7 +128,7 @@ def _rope_key(kind: LayerKind) -> tuple[Any, ...]:
     return kind.rope_theta, kind.rope_scaling
 
 
-def _stack(parts: tuple[Matrix, ...], biases: tuple[Vector | None, ...]) -> LinearWeight:
+def _stack(parts: tuple[AnyMatrix, ...], biases: tuple[Vector | None, ...]) -> LinearWeight:
     """Matrices of one input as one operand; a missing bias among present ones is zero."""
     if all(bias is None for bias in biases):
         return LinearWeight(parts)

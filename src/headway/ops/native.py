@@ -1,5 +1,6 @@
 """The native backend: a model is recorded once with symbolic tensors, and C++ replays the record each step."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from headway import _native
 from headway.ops.contract import Float32, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
 from headway.ops.recorder import NativeLinear, NativeTable, Recorder, emit, fuse
-from headway.ops.weights import DenseMatrix, GroupQuantized, LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, DenseMatrix, GroupQuantized, LinearWeight, Matrix, PackedMatrix
 
 CALIBRATION_BYTES = 256 << 20
 
@@ -30,18 +31,21 @@ class NativeBackend:
 
     def __init__(self, threads: int, isa: str = "auto", fused: bool = True) -> None:
         self.isa = _native.kernel_name(isa)
+        self._fixed_point = self.isa == "amx"  # whose kernels read 4-bit weights in that form
+        form = "fixed point, " if self._fixed_point else ""
+        self.packed_layout = f"native {_native.PACKED_LAYOUT}, {form}{sys.byteorder}-endian"
         self.threads = threads
         self._fused = fused
         self._pool = _native.ThreadPool(threads)
-        self._tables: list[tuple[Matrix, Any]] = []  # a linear weight that is one of these shares its memory
+        self._tables: list[tuple[AnyMatrix, Any]] = []  # a linear weight that is one of these shares its memory
         self._weight_bytes = 0
 
     def load_linear(self, weight: LinearWeight) -> NativeLinear:
         bias = None if weight.bias is None else self.load_vector(weight.bias)
-        return NativeLinear([self._pack(part) for part in weight.parts], bias, weight.num_outputs)
+        return NativeLinear([self._packed(part) for part in weight.parts], bias, weight.num_outputs)
 
-    def load_table(self, table: Matrix) -> NativeTable:
-        packed = self._pack(table, is_table=True)
+    def load_table(self, table: AnyMatrix) -> NativeTable:
+        packed = self._packed(table, is_table=True)
         self._tables.append((table, packed))
         return NativeTable(packed, table.shape[1])
 
@@ -84,17 +88,21 @@ class NativeBackend:
         bandwidth = _native.read_bandwidth(self._pool, CALIBRATION_BYTES)
         return Calibration(bandwidth, _native.int8_rate(self._pool, self.isa))
 
-    def _pack(self, matrix: Matrix, is_table: bool = False) -> Any:
+    def pack(self, matrix: Matrix, is_table: bool = False) -> Any:
+        """One matrix in the order the kernels read (``native/types.hpp``); rows of a table can be looked up exactly."""
+        return pack(matrix, self._fixed_point, is_table)
+
+    def _packed(self, matrix: AnyMatrix, is_table: bool = False) -> Any:
         for table, packed in self._tables:
             if table is matrix:
                 return packed
-        packed = pack(matrix, self.isa, is_table)
+        packed = matrix.handle if isinstance(matrix, PackedMatrix) else self.pack(matrix, is_table)
         self._weight_bytes += packed.nbytes
         return packed
 
 
-def pack(matrix: Matrix, isa: str, is_table: bool = False) -> Any:
-    """Repacks one matrix into the order the kernels read (``native/types.hpp``)."""
+def pack(matrix: Matrix, fixed_point: bool = False, is_table: bool = False) -> Any:
+    """``fixed_point`` where the format allows it: 4 bits, and inputs a multiple of 64."""
     if isinstance(matrix, GroupQuantized):
         minimum = None if matrix.minimum is None else np.ascontiguousarray(matrix.minimum)
         return _native.pack_quantized(
@@ -103,7 +111,7 @@ def pack(matrix: Matrix, isa: str, is_table: bool = False) -> Any:
             minimum,
             matrix.bits,
             matrix.zero,
-            isa == "amx" and matrix.bits == 4 and matrix.shape[1] % 64 == 0,
+            fixed_point and matrix.bits == 4 and matrix.shape[1] % 64 == 0,
             is_table,
         )
     assert isinstance(matrix, DenseMatrix)
