@@ -1,8 +1,6 @@
 #include "program.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <stdexcept>
 
 #include "ops.hpp"
@@ -53,16 +51,19 @@ void Program::reserve_inputs(int k) {
   const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size()})), groups = rows * (k / kActivationGroup);
   staged_ = std::make_unique<Memory>(rows * k * sizeof(float));
   quantized_memory_ = std::make_unique<Memory>(rows * k + groups * 5 * sizeof(float));
-  if (kernels_.fix_row) {
-    const int workers = pool_.size();
-    const size_t padded = (std::max<size_t>(rows, size_t(workers) * kFixedTile) + kFixedTile - 1) / kFixedTile * kFixedTile;
-    fixed_memory_ = std::make_unique<Memory>(padded * (size_t(k) * 2 + size_t(k) / 64 * 3 * 4));
-    int8_t* bytes = reinterpret_cast<int8_t*>(fixed_memory_->data());
-    int32_t* words = reinterpret_cast<int32_t*>(bytes + padded * k * 2);
-    fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + padded * (k / 64) * 2), words, words + padded * (k / 64)};
-  }
+  if (kernels_.fix_row) reserve_fixed(rows, k);
   float* floats = reinterpret_cast<float*>(quantized_memory_->data());
   quantized_ = {reinterpret_cast<int8_t*>(floats + groups * 5), floats, floats + groups, floats + groups * 2, floats + groups * 4};
+}
+
+// Rows fill whole tiles, of which every worker may need one of its own.
+void Program::reserve_fixed(size_t rows, int k) {
+  const size_t padded = (std::max(rows, size_t(pool_.size()) * kFixedTile) + kFixedTile - 1) / kFixedTile * kFixedTile;
+  const size_t sums = padded * (k / 64);
+  fixed_memory_ = std::make_unique<Memory>(padded * k * 2 + sums * 2 * sizeof(int32_t) + sums * sizeof(float));
+  int8_t* bytes = reinterpret_cast<int8_t*>(fixed_memory_->data());
+  int32_t* words = reinterpret_cast<int32_t*>(bytes + padded * k * 2);
+  fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + sums * 2), words, words + sums};
 }
 
 FixedRows Program::fixed(int row, int k) const {
@@ -101,18 +102,14 @@ void Program::check(const Step& step) const {
   }
 }
 
-static double PROF[4096];
-void Program::dump_prof() { for (size_t i = 0; i < ops_.size(); i++) { printf("%.9f ", PROF[i]); PROF[i] = 0; } printf("\n"); fflush(stdout); }
 void Program::run(const Step& step) {
   check(step);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(ops_.size());
   for (size_t i = 0; i < ops_.size(); i++) next_[i].store(0, std::memory_order_relaxed);
   pool_.run([&](int worker) {
-    auto last = std::chrono::steady_clock::now();
     for (size_t i = 0; i < ops_.size(); i++) {
       ops_[i]->run(Context{*this, step, pool_, kernels_, worker, pool_.size(), next_[i]});
       pool_.barrier();
-      if (worker == 0) { auto t = std::chrono::steady_clock::now(); PROF[i] += std::chrono::duration<double>(t - last).count(); last = t; }
     }
   });
 }

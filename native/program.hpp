@@ -87,7 +87,6 @@ class Program {
 
   // Throws std::out_of_range, before anything is computed, for a step that would read or write outside its memory.
   void run(const Step& step);
-  void dump_prof();
 
   float* buffer(int id) const { return reinterpret_cast<float*>(buffers_[id].memory->data()); }
   int width(int id) const { return buffers_[id].width; }
@@ -108,6 +107,7 @@ class Program {
   };
 
   void reserve_inputs(int k);
+  void reserve_fixed(size_t rows, int k);
   void check(const Step& step) const;
 
   ThreadPool& pool_;

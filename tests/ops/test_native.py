@@ -90,9 +90,10 @@ def test_linear_is_the_product_of_what_it_reads(isa, name, n, k):
     weight = backend.load_linear(LinearWeight((matrix,), bias))
     y = run_op(backend, x, lambda ops, rows, _: ops.linear(rows, weight))
     expected = seen.astype(float) @ matrix.to_float32().astype(float).T + bias
-    # Rounding to int8 may go either way on a tie, which moves a result by one step of one input. Fixed point rounds each
-    # input to 1/8191 of the largest, and each weight to 1/4000 at worst (half a step of the multiplier, 7.5 times).
-    tolerance = (4e-4 if fixed_point else 2e-6) * np.abs(seen).sum(axis=1).max() * np.abs(matrix.to_float32()).max() + 1e-5
+    # Rounding to int8 may go either way on a tie, which moves a result by one step of one input. Fixed point rounds
+    # inputs to 1/8191 of the largest, and weights to 1/4000 at worst (half a step of the multiplier, 7.5 times).
+    step = 4e-4 if fixed_point else 2e-6
+    tolerance = step * np.abs(seen).sum(axis=1).max() * np.abs(matrix.to_float32()).max() + 1e-5
     assert np.abs(y - expected).max() < tolerance
 
 

@@ -170,7 +170,7 @@ def test_another_configuration_is_another_file(tmp_path):
 @pytest.mark.parametrize("version", ["__version__", "packed_layout"])
 def test_another_version_packs_its_own(tmp_path, monkeypatch, version):
     path = gguf(tmp_path)
-    first = Start(path)
+    Start(path)
     if version == "__version__":
         monkeypatch.setattr(packed_weights, "__version__", "another")
     else:

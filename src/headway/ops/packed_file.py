@@ -50,8 +50,8 @@ class _Entry:
 
 
 def write_packed(path: Path, key: str, weights: Iterable[tuple[str, Any]]) -> None:
-    """``weights``, each a native weight or a float32 vector, one by one: no two are in memory at a time if they are made
-    lazily."""
+    """``weights``, each a native weight or a float32 vector, one by one: if they are made lazily, no two are in
+    memory at a time."""
     entries: dict[str, Any] = {}
     with path.open("wb") as file:
         file.write(bytes(_DATA_START))

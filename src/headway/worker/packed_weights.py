@@ -105,7 +105,6 @@ class PackedWeights:
             yield from self._packed(_present(layer, f"layers.{i}."))
             progress(f"repacking {self.model.name}", size * (i + 1) // num_layers, size)
 
-
     def _packed(self, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for name, value in values:
             is_vector = isinstance(value, np.ndarray)
