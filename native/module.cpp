@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -53,6 +54,9 @@ std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
   return std::make_shared<Weight>(data.data(), f, int(data.shape(0)), int(data.shape(1)));
 }
 
+// Whether a linear op multiplies these weights with int8 activations.
+bool is_int8(Format format) { return format == Format::q4 || format == Format::q8; }
+
 TensorRef ref(nb::handle t) {
   return {nb::cast<int>(t.attr("buffer")), nb::cast<int>(t.attr("offset")), nb::cast<int>(t.attr("width"))};
 }
@@ -97,10 +101,16 @@ NB_MODULE(_native, m) {
   m.def("kernel_name", [](const std::string& isa) { return std::string(kernels_for(isa).name); }, "isa"_a);
 
   nb::class_<Memory>(m, "Vector").def_prop_ro("nbytes", &Memory::size);
-  nb::class_<Weight>(m, "Weight").def_prop_ro("nbytes", &Weight::bytes);
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("nbytes", &Weight::bytes)
+      .def_prop_ro("shape", [](const Weight& w) { return std::pair(w.matrix().n, w.matrix().k); })
+      .def_prop_ro("is_int8", [](const Weight& w) { return is_int8(w.matrix().format); });
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
       .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
-      .def_prop_ro("nbytes", &KVCacheLayer::bytes);
+      .def_prop_ro("nbytes", &KVCacheLayer::bytes)
+      .def_prop_ro("token_bytes", [](const KVCacheLayer& kv) {
+        return kv.bytes() / (size_t(kv.layer().num_blocks) * size_t(kv.layer().block_size));
+      });
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "size"_a).def_prop_ro("size", &ThreadPool::size);
 
   m.def("read_bandwidth", &read_bandwidth, "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
@@ -137,6 +147,8 @@ NB_MODULE(_native, m) {
            "out"_a)
       .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); }, "x"_a, "out"_a)
       .def("run", &run, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a)
+      .def("profile", &Program::profile, "on"_a)
+      .def("seconds", &Program::seconds)
       .def("view", [](nb::object self, int buffer, int rows) { return buffer_view(self, buffer, rows); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes);
 
