@@ -76,6 +76,9 @@ std::shared_ptr<Weight> packed_weight(const std::vector<int>& d, std::shared_ptr
   return std::make_shared<Weight>(Packing{Format(d[0]), d[1], d[2], d[3], d[4], d[5] != 0, d[6] != 0, d[7] != 0, d[8] != 0}, std::move(memory), offset);
 }
 
+// Whether a linear op multiplies these weights with int8 activations.
+bool is_int8(Format format) { return format == Format::q4 || format == Format::q8; }
+
 TensorRef ref(nb::handle t) {
   return {nb::cast<int>(t.attr("buffer")), nb::cast<int>(t.attr("offset")), nb::cast<int>(t.attr("width"))};
 }
@@ -129,14 +132,18 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", &Weight::bytes)
       .def_prop_ro("shape", [](const Weight& w) { return std::pair{w.matrix().n, w.matrix().k}; })
       .def_prop_ro("bytes", [](Weight& w) { return Bytes(w.data(), {w.bytes()}, nb::find(w)); })
-      .def_prop_ro("description", &description);
+      .def_prop_ro("description", &description)
+      .def_prop_ro("is_int8", [](const Weight& w) { return is_int8(w.matrix().format); });
   m.def("checksum", [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes) {
     nb::gil_scoped_release release;
     return checksum(bytes.data(), bytes.size());
   }, "bytes"_a);
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
       .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
-      .def_prop_ro("nbytes", &KVCacheLayer::bytes);
+      .def_prop_ro("nbytes", &KVCacheLayer::bytes)
+      .def_prop_ro("token_bytes", [](const KVCacheLayer& kv) {
+        return kv.bytes() / (size_t(kv.layer().num_blocks) * size_t(kv.layer().block_size));
+      });
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "size"_a).def_prop_ro("size", &ThreadPool::size);
 
   m.def("read_bandwidth", &read_bandwidth, "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
@@ -174,6 +181,8 @@ NB_MODULE(_native, m) {
            "out"_a)
       .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); }, "x"_a, "out"_a)
       .def("run", &run, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a)
+      .def("profile", &Program::profile, "on"_a)
+      .def("seconds", &Program::seconds)
       .def("view", [](nb::object self, int buffer, int rows) { return buffer_view(self, buffer, rows); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes);
 

@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #include "ops.hpp"
@@ -102,15 +103,27 @@ void Program::check(const Step& step) const {
   }
 }
 
+template <class AfterOp> void Program::replay(const Step& step, int worker, AfterOp after_op) {
+  for (size_t i = 0; i < ops_.size(); i++) {
+    ops_[i]->run(Context{*this, step, pool_, kernels_, worker, pool_.size(), next_[i]});
+    pool_.barrier();
+    after_op(i);
+  }
+}
+
 void Program::run(const Step& step) {
   check(step);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(ops_.size());
   for (size_t i = 0; i < ops_.size(); i++) next_[i].store(0, std::memory_order_relaxed);
+  if (seconds_.empty()) return pool_.run([&](int worker) { replay(step, worker, [](size_t) {}); });
   pool_.run([&](int worker) {
-    for (size_t i = 0; i < ops_.size(); i++) {
-      ops_[i]->run(Context{*this, step, pool_, kernels_, worker, pool_.size(), next_[i]});
-      pool_.barrier();
-    }
+    auto last = std::chrono::steady_clock::now();
+    replay(step, worker, [&](size_t op) {
+      if (worker) return;
+      const auto now = std::chrono::steady_clock::now();
+      seconds_[op] += std::chrono::duration<double>(now - last).count();
+      last = now;
+    });
   });
 }
 

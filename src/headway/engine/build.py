@@ -23,14 +23,16 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
     architecture = model.checkpoint.architecture
     tokenizer_files = model.checkpoint.tokenizer_files()
     tokenizer = load_tokenizer(tokenizer_files)
+    executor = model.make_executor(tokenizer.ids_without_text(architecture.vocab_size))
     return EngineParts(
-        executor=model.make_executor(tokenizer.ids_without_text(architecture.vocab_size)),
+        executor=executor,
         tokenizer=tokenizer,
         chat_template=_chat_template(tokenizer_files.chat_template, tokenizer),
         card=_card(config, model),
         eos_token_ids=frozenset(architecture.eos_token_ids or tokenizer.eos_token_ids),
         generation_defaults=model.generation_defaults,
         report=_report(model, time.perf_counter() - started),
+        profiler=model.make_profiler(executor),
     )
 
 

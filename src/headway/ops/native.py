@@ -9,17 +9,23 @@ import numpy as np
 
 from headway import _native
 from headway.ops.contract import Float32, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
+from headway.ops.profile import OpProfile, StepTotals, profile_of
 from headway.ops.recorder import NativeLinear, NativeTable, Recorder, emit, fuse
 from headway.ops.weights import AnyMatrix, DenseMatrix, GroupQuantized, LinearWeight, Matrix, PackedMatrix
 
-CALIBRATION_BYTES = 256 << 20
+CALIBRATION_BYTES = 1 << 30  # no cache holds it
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Measured limits of the team's threads together, at this moment."""
+    """Measured limits of the team's threads together, at this moment.
+
+    ``read_bytes_per_s`` is from memory. ``footprint_bytes_per_s`` is over a buffer of the size of all weights, which a
+    cache may hold: the limit of a step that reads them once.
+    """
 
     read_bytes_per_s: float
+    footprint_bytes_per_s: float
     int8_ops_per_s: float
 
 
@@ -42,7 +48,7 @@ class NativeBackend:
 
     def load_linear(self, weight: LinearWeight) -> NativeLinear:
         bias = None if weight.bias is None else self.load_vector(weight.bias)
-        return NativeLinear([self._packed(part) for part in weight.parts], bias, weight.num_outputs)
+        return NativeLinear([self._packed(part) for part in weight.parts], bias, weight.num_outputs, weight.role)
 
     def load_table(self, table: AnyMatrix) -> NativeTable:
         packed = self._packed(table, is_table=True)
@@ -85,8 +91,11 @@ class NativeBackend:
 
     def calibrate(self) -> "Calibration":
         """A measurement of a fraction of a second; the machine should do nothing else meanwhile."""
-        bandwidth = _native.read_bandwidth(self._pool, CALIBRATION_BYTES)
-        return Calibration(bandwidth, _native.int8_rate(self._pool, self.isa))
+        return Calibration(
+            _native.read_bandwidth(self._pool, CALIBRATION_BYTES),
+            _native.read_bandwidth(self._pool, self._weight_bytes),
+            _native.int8_rate(self._pool, self.isa),
+        )
 
     def pack(self, matrix: Matrix, is_table: bool = False) -> Any:
         """One matrix in the order the kernels read (``native/types.hpp``); rows of a table can be looked up exactly."""
@@ -127,10 +136,14 @@ class NativeProgram:
         recorder = Recorder()
         logits = forward(recorder, recorder.step)
         self._native = _native.Program(pool, isa, limits.max_rows, limits.max_logit_rows)
-        self._logits = emit(fuse(recorder.ops, logits) if fused else recorder.ops, logits, self._native)
+        self._ops = fuse(recorder.ops, logits) if fused else recorder.ops
+        self._logits = emit(self._ops, logits, self._native)
+        self._profiled: StepTotals | None = None  # None: not profiled
 
     def run(self, step: StepInput) -> Float32:
         self._native.run(step.token_ids, step.positions, step.row_starts, step.block_tables, step.logit_rows)
+        if self._profiled is not None:
+            self._profiled.add(step)
         view: Float32 = self._native.view(self._logits, len(step.logit_rows))
         return view
 
@@ -138,3 +151,16 @@ class NativeProgram:
     def workspace_bytes(self) -> int:
         size: int = self._native.workspace_bytes
         return size
+
+    def start_profile(self) -> None:
+        """From here on every step's operations are timed, until ``stop_profile``."""
+        self._profiled = StepTotals(self._ops)
+        self._native.profile(True)
+
+    def stop_profile(self) -> list[OpProfile]:
+        """What was measured and computed since ``start_profile``, one value for each label, in the program's order."""
+        assert self._profiled is not None, "start_profile comes first"
+        profile = profile_of(self._ops, self._native.seconds(), self._profiled)
+        self._profiled = None
+        self._native.profile(False)
+        return profile

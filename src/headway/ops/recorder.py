@@ -28,13 +28,18 @@ class NativeLinear:
     parts: list[Any]
     bias: Any
     num_outputs: int
+    role: str = "linear"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation: a method of ``_native.Program``, with what it reads, what it writes and its constants by name."""
+    """One operation: a method of ``_native.Program``, with what it reads, what it writes and its constants by name.
+
+    ``label`` says what it is for: the method, or the role of a linear op's weights.
+    """
 
     method: str
+    label: str
     inputs: dict[str, SymbolicTensor]
     output: SymbolicTensor
     constants: dict[str, Any]
@@ -54,7 +59,7 @@ class Recorder:
         return self._record("rms_norm", {"x": x}, x.width, weight=weight, eps=eps)
 
     def linear(self, x: SymbolicTensor, weight: NativeLinear) -> SymbolicTensor:
-        return self._record("linear", {"x": x}, weight.num_outputs, parts=weight.parts, bias=weight.bias)
+        return self._record("linear", {"x": x}, weight.num_outputs, weight.role, parts=weight.parts, bias=weight.bias)
 
     def columns(self, x: SymbolicTensor, start: int, width: int) -> SymbolicTensor:
         return SymbolicTensor(x.buffer, x.offset + start, width, x.logit_rows)
@@ -81,12 +86,13 @@ class Recorder:
         method: str,
         inputs: dict[str, SymbolicTensor],
         width: int,
+        label: str = "",
         to_logit_rows: bool = False,
         **constants: Any,
     ) -> SymbolicTensor:
         logit_rows = to_logit_rows or any(t.logit_rows for t in inputs.values())
         output = SymbolicTensor(len(self.ops), 0, width, logit_rows)
-        self.ops.append(RecordedOp(method, inputs, output, constants))
+        self.ops.append(RecordedOp(method, label or method, inputs, output, constants))
         return output
 
 

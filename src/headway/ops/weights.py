@@ -80,11 +80,13 @@ AnyMatrix = Matrix | PackedMatrix
 class LinearWeight:
     """Matrices that share one input, stacked along the output: q, k and v, or gate and up, in one operand.
 
-    They may have different formats. ``bias`` is float32 [sum of n] or None.
+    They may have different formats. ``bias`` is float32 [sum of n] or None. ``role`` is what it does in the model
+    ("qkv"), and names its operation in a profile.
     """
 
     parts: tuple[AnyMatrix, ...]
     bias: NDArray[np.float32] | None = None
+    role: str = "linear"
 
     @property
     def num_outputs(self) -> int:

@@ -20,6 +20,7 @@ from headway.model.store import ModelStore
 from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
+from headway.worker.profiler import StepProfiler
 from headway.worker.sampler import Sampler
 
 # Beyond anything sensible: these only keep a slip of the keyboard from asking for all memory or a million threads.
@@ -59,6 +60,14 @@ class LoadedModel:
         """``textless_ids`` are never sampled: rows of the embedding table that stand for no token."""
         runner = ModelRunner(self.program, Sampler(self.backend, textless_ids), self.memory.info)
         return LocalExecutor(runner, self.memory.info)
+
+    def make_profiler(self, executor: LocalExecutor) -> StepProfiler | None:
+        """Of an executor made here; None where the backend cannot tell its operations apart."""
+        from headway.ops.native import NativeBackend, NativeProgram  # as in make_backend: only where it is used
+
+        if not (isinstance(self.backend, NativeBackend) and isinstance(self.program, NativeProgram)):
+            return None
+        return StepProfiler(self.backend, self.program, executor.runner)
 
 
 def load_model(config: Config, progress: Progress = silent, ask_licence: AskLicence | None = None) -> LoadedModel:
