@@ -110,27 +110,31 @@ inline void widen_quad(__m512i even, __m512i odd, __m512i multiplier, __m512i of
   _mm512_store_si512(low, _mm512_permutex2var_epi8(even, _mm512_load_si512(order.low), odd));
 }
 
-inline void widen_panel(const PackedMatrix& w, int block, int first_pair, int last_pair, WidePanel& wide) {
+// One panel of one block, and where it is in the matrix.
+struct Panel {
+  int block, index, first_pair, pairs;
+};
+
+inline void widen_pair(const PackedMatrix& w, const Panel& panel, int t, WidePanel& wide) {
   const __m512i nibble = _mm512_set1_epi16(15);
-  const uint8_t* q = w.data + (size_t(block) * w.k + size_t(first_pair) * 64) * kLanes / 2;
-  uint8_t *high = wide.high, *low = wide.low;
-  for (int t = first_pair; t < last_pair; t++) {
-    const GroupPair pair = load_pair(w, block, t);
+  const size_t block_bytes = size_t(w.k) * kLanes / 2;
+  const uint8_t* q = w.data + size_t(panel.block) * block_bytes + size_t(panel.first_pair + t) * 512;
+  const GroupPair pair = load_pair(w, panel.block, panel.first_pair + t);
+  uint8_t *high = wide.high + size_t(t) * 1024, *low = wide.low + size_t(t) * 1024;
 #pragma GCC unroll 2
-    for (int g = 0; g < 2; g++, q += 256, high += 512, low += 512) {
-      const auto both = [&](__m512i v) {  // this group's half of each lane, twice
-        return g ? _mm512_mask_mov_epi16(v, 0x55555555, _mm512_srli_epi32(v, 16))
-                 : _mm512_mask_mov_epi16(v, 0xaaaaaaaa, _mm512_slli_epi32(v, 16));
-      };
-      const __m512i multiplier = both(pair.multiplier), offset = both(pair.offset);
+  for (int g = 0; g < 2; g++, q += 256, high += 512, low += 512) {
+    const auto both = [&](__m512i v) {  // this group's half of each lane, twice
+      return g ? _mm512_mask_mov_epi16(v, 0x55555555, _mm512_srli_epi32(v, 16))
+               : _mm512_mask_mov_epi16(v, 0xaaaaaaaa, _mm512_slli_epi32(v, 16));
+    };
+    const __m512i multiplier = both(pair.multiplier), offset = both(pair.offset);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        const __m512i packed = _mm512_load_si512(q + 64 * i);
-        __builtin_prefetch(q + 64 * i + kPrefetchBytes);
-        const auto bits_from = [&](int at) { return _mm512_and_si512(_mm512_srli_epi16(packed, unsigned(at)), nibble); };
-        widen_quad(_mm512_and_si512(packed, nibble), bits_from(8), multiplier, offset, high + 64 * i, low + 64 * i);
-        widen_quad(bits_from(4), _mm512_srli_epi16(packed, 12), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
-      }
+    for (int i = 0; i < 4; i++) {
+      const __m512i packed = _mm512_load_si512(q + 64 * i);
+      __builtin_prefetch(q + 64 * i + block_bytes);
+      const auto bits_from = [&](int at) { return _mm512_and_si512(_mm512_srli_epi16(packed, unsigned(at)), nibble); };
+      widen_quad(_mm512_and_si512(packed, nibble), bits_from(8), multiplier, offset, high + 64 * i, low + 64 * i);
+      widen_quad(bits_from(4), _mm512_srli_epi16(packed, 12), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
     }
   }
 }
@@ -152,14 +156,15 @@ struct TileSums {
   alignas(64) int32_t high_high[16][16], high_low[16][16], low_high[16][16], low_low[16][16];
 };
 
-// 16 rows times a wide panel, exact: sums of (byte of x, byte of W).
-inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel& wide, int pairs, TileSums& sums) {
-  before_tile_loads();
+// 16 rows times a wide panel, exact: sums of (byte of x, byte of W). Calls between(t) after the products of each pair of groups.
+template <class F>
+inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel& wide, int pairs, TileSums& sums, F between) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int t = 0; t < pairs; t++) {
+    before_tile_loads();
     _tile_loadd(4, high + 1024 * t, 64);
     _tile_loadd(6, wide.high + 1024 * t, 64);
     _tile_dpbssd(0, 4, 6);
@@ -168,6 +173,7 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel
     _tile_loadd(5, low + 1024 * t, 64);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbsud(3, 5, 7);
+    between(t);
   }
   _tile_stored(0, sums.high_high, 64);
   _tile_stored(1, sums.high_low, 64);
@@ -175,64 +181,78 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel
   _tile_stored(3, sums.low_low, 64);
 }
 
-// What a panel adds to 16 rows of one block of outputs. Between panels the sums wait in `out.y`.
-template <bool Whole> struct PanelOutput {
-  const PackedMatrix& w;
-  const LinearOutput& out;
-  size_t column;
-  int columns;
-  f32x16 bias;
-
-  PanelOutput(const PackedMatrix& w, int block, const LinearOutput& out)
-      : w(w), out(out), column(size_t(block) * kLanes), columns(Whole ? kLanes : w.n - block * kLanes),
-        bias(out.bias ? load_part(out.bias + column, columns) : splat(0.0f)) {}
-
-  void add(const TileSums& sums, f32x16 unit, const float* scale, int scale_stride, int row, int count, bool first, bool last) const {
-    for (int m = 0; m < count; m++) {
-      const auto joined = [](const int32_t* high, const int32_t* low) {
-        return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
-      };
-      const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
-      float* to = out.y + size_t(row + m) * out.stride + column;
-      f32x16 y = fma(sum, unit * splat(scale[m * scale_stride]), first ? splat(0.0f) : load_part(to, columns));
-      if (last) {
-        y = y + bias;
-        if (out.residual) y = load_part(out.residual + size_t(row + m) * out.residual_stride + column, columns) + y;
-      }
-      store_part(to, y, columns);
-    }
-  }
-};
-
-// Many rows of one block, panel by panel, so that a panel's wide weights stay in the nearest cache.
+// Adds a panel's sums to up to 16 rows of its block of outputs. Between panels they wait in `out.y`.
 template <bool Whole>
-inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
-  static thread_local WidePanel wide;
+inline void add_rows(const PackedMatrix& w, const Panel& panel, const FixedRows& x, int row, int count, const TileSums& sums,
+                     const LinearOutput& out) {
+  const size_t column = size_t(panel.block) * kLanes;
+  const int panels = w.fixed.panels, columns = Whole ? kLanes : w.n - int(column);
+  const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(panel.block) * panels + panel.index) * kLanes);
+  const f32x16 bias = out.bias ? load_part(out.bias + column, columns) : splat(0.0f);
+  const bool is_first = panel.index == 0, is_last = panel.index + 1 == panels;
+  for (int m = 0; m < count; m++) {
+    const auto joined = [](const int32_t* high, const int32_t* low) {
+      return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
+    };
+    const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
+    const f32x16 scale = unit * splat(x.scale[size_t(row + m) * panels + panel.index]);
+    float* to = out.y + size_t(row + m) * out.stride + column;
+    f32x16 y = fma(sum, scale, is_first ? splat(0.0f) : load_part(to, columns));
+    if (is_last) {
+      y = y + bias;
+      if (out.residual) y = load_part(out.residual + size_t(row + m) * out.residual_stride + column, columns) + y;
+    }
+    store_part(to, y, columns);
+  }
+}
+inline void add_panel(const PackedMatrix& w, const Panel& panel, const FixedRows& x, int row, int rows, const TileSums& sums,
+                      const LinearOutput& out) {
+  const int count = rows - row < kFixedTile ? rows - row : kFixedTile;
+  if ((panel.block + 1) * kLanes <= w.n) add_rows<true>(w, panel, x, row, count, sums, out);
+  else add_rows<false>(w, panel, x, row, count, sums, out);
+}
+
+// Many rows of blocks first .. last - 1, panel by panel. A panel is widened between the products of the one before: left idle for
+// a microsecond, the matrix unit needs as long again to wake.
+inline void many_rows(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
+  static thread_local WidePanel wide[2];
   static thread_local TileSums sums;
   use_linear_tiles(rows);
-  const PanelOutput<Whole> panel_output(w, block, out);
-  const int pairs = w.k / 64, panels = w.fixed.panels, panel_pairs = w.fixed.panel / 64;
-  for (int p = 0; p < panels; p++) {
-    const int start = p * panel_pairs, end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
-    widen_panel(w, block, start, end, wide);
-    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * panels + p) * kLanes);
-    for (int row = 0; row < rows; row += kFixedTile) {
-      const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
-      multiply_tile(x.high + at, x.low + at, wide, end - start, sums);
-      const int count = rows - row < kFixedTile ? rows - row : kFixedTile;
-      panel_output.add(sums, unit, x.scale + size_t(row) * panels + p, panels, row, count, p == 0, p + 1 == panels);
+  const int panels = w.fixed.panels, panel_pairs = w.fixed.panel / 64, num_tiles = (rows + kFixedTile - 1) / kFixedTile;
+  const auto panel_at = [&](int unit) {
+    const int index = unit % panels, start = index * panel_pairs, left = w.k / 64 - start;
+    return Panel{first + unit / panels, index, start, left < panel_pairs ? left : panel_pairs};
+  };
+  const int units = (last - first) * panels;
+  Panel panel = panel_at(0);
+  for (int t = 0; t < panel.pairs; t++) widen_pair(w, panel, t, wide[0]);
+  for (int unit = 0; unit < units; unit++) {
+    const bool is_last = unit + 1 == units;
+    const Panel next = is_last ? Panel{} : panel_at(unit + 1);
+    const WidePanel& now = wide[unit % 2];
+    WidePanel& then = wide[(unit + 1) % 2];
+    for (int tile = 0; tile < num_tiles; tile++) {
+      const auto widen_next = [&](int t) {  // each tile widens its share of the pairs
+        if (t < next.pairs && t % num_tiles == tile) widen_pair(w, next, t, then);
+      };
+      const size_t at = size_t(tile) * kFixedTile * w.k + size_t(panel.first_pair) * 64 * kFixedTile;
+      multiply_tile(x.high + at, x.low + at, now, panel.pairs, sums, widen_next);
+      for (int t = panel.pairs; t < next.pairs; t++) widen_next(t);
+      add_panel(w, panel, x, tile * kFixedTile, rows, sums, out);
     }
+    panel = next;
   }
 }
 
-inline void fixed_block(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > kFewRows && (block + 1) * kLanes <= w.n) return many_rows<true>(w, block, x, rows, out);
-  if (rows > kFewRows) return many_rows<false>(w, block, x, rows, out);
-  with_size<kFewRows>(rows, [&]<int M>() {
-    f32x16 acc[M] = {};
-    few_rows<M>(w, block, x, 0, acc);
-    for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
-  });
+inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
+  if (rows > kFewRows) return many_rows(w, first, last, x, rows, out);
+  for (int block = first; block < last; block++)
+    with_size<kFewRows>(rows, [&]<int M>() {
+      f32x16 acc[M] = {};
+      few_rows<M>(w, block, x, 0, acc);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
+    });
 }
 
 // Row `row` in fixed point: the largest magnitude of each panel becomes 8191. Sums are only read of a few rows.

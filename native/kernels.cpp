@@ -33,7 +33,7 @@ inline void attention(const AttentionTile& t) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIX_ROW, linear_block, embed_row, rms_norm,
+    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIX_ROW, linear_blocks, embed_row, rms_norm,
     rope, store_key, store_value, attention_tile, attention, gated, add, int8_operations,
 };
 

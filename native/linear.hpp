@@ -148,16 +148,25 @@ template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const Lin
 template <int M>
 inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, const LinearOutput& out) {
   const Sums<M> sums = tile<M>(w, block, x, row);
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) finish_row(w, block, sums.acc[m], row + m, out);
 }
 
-inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
-#if defined(__AMX_INT8__)
-  if (w.fixed.multiplier) return fixed_block(w, block, x.fixed, x.rows, out);
-#endif
+inline void grouped_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
   int row = 0;
   for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, out);
   with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, out); });
+}
+
+inline void linear_blocks(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out) {
+#if defined(__AMX_INT8__)
+  if (w.fixed.multiplier) fixed_blocks(w, first, last, x.fixed, x.rows, out);
+  else
+#endif
+  for (int block = first; block < last; block++) grouped_block(w, block, x, out);
+#if defined(__AVX__)
+  _mm256_zeroupper();  // the caller's instructions may be of the older kind, which stall on what is left in the upper halves
+#endif
 }
 
 inline int int8_operations(int iterations) {

@@ -49,7 +49,7 @@ void Program::take_logit_rows(TensorRef x, TensorRef out) { ops_.push_back(make_
 void Program::reserve_inputs(int k) {
   if (k <= reserved_k_) return;
   reserved_k_ = k;
-  const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size()})), groups = rows * (k / kActivationGroup);
+  const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size() * kFixedTile})), groups = rows * (k / kActivationGroup);
   staged_ = std::make_unique<Memory>(rows * k * sizeof(float));
   quantized_memory_ = std::make_unique<Memory>(rows * k + groups * 5 * sizeof(float));
   if (kernels_.fix_row) reserve_fixed(rows, k);

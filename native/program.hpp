@@ -34,7 +34,7 @@ struct LinearSpec {
   std::shared_ptr<Memory> bias;                // of all parts; null: none
   std::shared_ptr<Memory> norm;                // the input is normalised first; null: not
   float eps = 0;
-  std::optional<Activation> gated;             // the input is gate | up, and act(gate) * up is taken first
+  std::optional<Activation> gated;             // the two parts are gate and up: the result is act(gate) * up
   std::optional<TensorRef> residual;           // added to the result
 };
 

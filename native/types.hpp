@@ -128,8 +128,8 @@ struct Kernels {
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
   // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
   void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
-  // Columns 16 * block .. of the output, for all rows.
-  void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out);
+  // Columns 16 * first .. 16 * last - 1 of the output, for all rows.
+  void (*linear_blocks)(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);
   void (*rms_norm)(const float* x, const float* weight, int d, float eps, float* y);
   void (*rope)(const float* x, const float* table, int d, float* y);
