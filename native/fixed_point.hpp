@@ -90,11 +90,9 @@ inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int t
   }
 }
 
-// One panel of a block of 16 outputs as 16-bit weights, in two planes of bytes in the matrix unit's order: [k / 4][16][4].
-struct WidePanel {
-  alignas(64) uint8_t high[kFixedPanel * 16];
-  alignas(64) uint8_t low[kFixedPanel * 16];
-};
+// Weights as 16-bit integers, in the matrix unit's order: for each two groups the high bytes, then the low ones,
+// [k / 64][2][16 quads][16 outputs][4].
+constexpr size_t kWidePair = 2048;
 
 // 64 weights from their bits, even ones and odd ones apart, as 16-bit integers and then as bytes in order.
 inline void widen_quad(__m512i even, __m512i odd, __m512i multiplier, __m512i offset, uint8_t* high, uint8_t* low) {
@@ -110,33 +108,31 @@ inline void widen_quad(__m512i even, __m512i odd, __m512i multiplier, __m512i of
   _mm512_store_si512(low, _mm512_permutex2var_epi8(even, _mm512_load_si512(order.low), odd));
 }
 
-// One panel of one block, and where it is in the matrix.
-struct Panel {
-  int block, index, first_pair, pairs;
-};
-
-inline void widen_pair(const PackedMatrix& w, const Panel& panel, int t, WidePanel& wide) {
+inline void widen_pair(const PackedMatrix& w, int block, int t, uint8_t* wide) {
   const __m512i nibble = _mm512_set1_epi16(15);
-  const size_t block_bytes = size_t(w.k) * kLanes / 2;
-  const uint8_t* q = w.data + size_t(panel.block) * block_bytes + size_t(panel.first_pair + t) * 512;
-  const GroupPair pair = load_pair(w, panel.block, panel.first_pair + t);
-  uint8_t *high = wide.high + size_t(t) * 1024, *low = wide.low + size_t(t) * 1024;
+  const uint8_t* q = w.data + (size_t(block) * (w.k / 64) + t) * 512;
+  const GroupPair pair = load_pair(w, block, t);
 #pragma GCC unroll 2
-  for (int g = 0; g < 2; g++, q += 256, high += 512, low += 512) {
+  for (int g = 0; g < 2; g++, q += 256, wide += 512) {
     const auto both = [&](__m512i v) {  // this group's half of each lane, twice
       return g ? _mm512_mask_mov_epi16(v, 0x55555555, _mm512_srli_epi32(v, 16))
                : _mm512_mask_mov_epi16(v, 0xaaaaaaaa, _mm512_slli_epi32(v, 16));
     };
     const __m512i multiplier = both(pair.multiplier), offset = both(pair.offset);
+    uint8_t *high = wide, *low = wide + kWidePair / 2;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       const __m512i packed = _mm512_load_si512(q + 64 * i);
-      __builtin_prefetch(q + 64 * i + block_bytes);
+      __builtin_prefetch(q + 64 * i + kPrefetchBytes);
       const auto bits_from = [&](int at) { return _mm512_and_si512(_mm512_srli_epi16(packed, unsigned(at)), nibble); };
       widen_quad(_mm512_and_si512(packed, nibble), bits_from(8), multiplier, offset, high + 64 * i, low + 64 * i);
       widen_quad(bits_from(4), _mm512_srli_epi16(packed, 12), multiplier, offset, high + 64 * i + 256, low + 64 * i + 256);
     }
   }
+}
+
+inline void widen_block(const PackedMatrix& w, int block, uint8_t* wide) {
+  for (int t = 0; t < w.k / 64; t++) widen_pair(w, block, t, wide + size_t(t) * kWidePair);
 }
 
 // Tiles 0 to 3 collect, 4 and 5 hold inputs [rows][64], 6 and 7 weights [16 quads][16 outputs][4].
@@ -156,24 +152,22 @@ struct TileSums {
   alignas(64) int32_t high_high[16][16], high_low[16][16], low_high[16][16], low_low[16][16];
 };
 
-// 16 rows times a wide panel, exact: sums of (byte of x, byte of W). Calls between(t) after the products of each pair of groups.
-template <class F>
-inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel& wide, int pairs, TileSums& sums, F between) {
+// 16 rows times some pairs of groups of wide weights, exact: sums of (byte of x, byte of W).
+inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* wide, int pairs, TileSums& sums) {
+  before_tile_loads();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int t = 0; t < pairs; t++) {
-    before_tile_loads();
-    _tile_loadd(4, high + 1024 * t, 64);
-    _tile_loadd(6, wide.high + 1024 * t, 64);
+  for (int t = 0; t < pairs; t++, high += 1024, low += 1024, wide += kWidePair) {
+    _tile_loadd(4, high, 64);
+    _tile_loadd(6, wide, 64);
     _tile_dpbssd(0, 4, 6);
-    _tile_loadd(7, wide.low + 1024 * t, 64);
+    _tile_loadd(7, wide + kWidePair / 2, 64);
     _tile_dpbsud(1, 4, 7);
-    _tile_loadd(5, low + 1024 * t, 64);
+    _tile_loadd(5, low, 64);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbsud(3, 5, 7);
-    between(t);
   }
   _tile_stored(0, sums.high_high, 64);
   _tile_stored(1, sums.high_low, 64);
@@ -183,19 +177,19 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const WidePanel
 
 // Adds a panel's sums to up to 16 rows of its block of outputs. Between panels they wait in `out.y`.
 template <bool Whole>
-inline void add_rows(const PackedMatrix& w, const Panel& panel, const FixedRows& x, int row, int count, const TileSums& sums,
+inline void add_rows(const PackedMatrix& w, int block, int panel, const FixedRows& x, int row, int count, const TileSums& sums,
                      const LinearOutput& out) {
-  const size_t column = size_t(panel.block) * kLanes;
+  const size_t column = size_t(block) * kLanes;
   const int panels = w.fixed.panels, columns = Whole ? kLanes : w.n - int(column);
-  const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(panel.block) * panels + panel.index) * kLanes);
+  const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * panels + panel) * kLanes);
   const f32x16 bias = out.bias ? load_part(out.bias + column, columns) : splat(0.0f);
-  const bool is_first = panel.index == 0, is_last = panel.index + 1 == panels;
+  const bool is_first = panel == 0, is_last = panel + 1 == panels;
   for (int m = 0; m < count; m++) {
     const auto joined = [](const int32_t* high, const int32_t* low) {
       return _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high), 8), _mm512_load_si512(low));
     };
     const f32x16 sum = panel_sum(joined(sums.high_high[m], sums.high_low[m]), joined(sums.low_high[m], sums.low_low[m]));
-    const f32x16 scale = unit * splat(x.scale[size_t(row + m) * panels + panel.index]);
+    const f32x16 scale = unit * splat(x.scale[size_t(row + m) * panels + panel]);
     float* to = out.y + size_t(row + m) * out.stride + column;
     f32x16 y = fma(sum, scale, is_first ? splat(0.0f) : load_part(to, columns));
     if (is_last) {
@@ -205,54 +199,45 @@ inline void add_rows(const PackedMatrix& w, const Panel& panel, const FixedRows&
     store_part(to, y, columns);
   }
 }
-inline void add_panel(const PackedMatrix& w, const Panel& panel, const FixedRows& x, int row, int rows, const TileSums& sums,
+inline void add_panel(const PackedMatrix& w, int block, int panel, const FixedRows& x, int row, int rows, const TileSums& sums,
                       const LinearOutput& out) {
   const int count = rows - row < kFixedTile ? rows - row : kFixedTile;
-  if ((panel.block + 1) * kLanes <= w.n) add_rows<true>(w, panel, x, row, count, sums, out);
-  else add_rows<false>(w, panel, x, row, count, sums, out);
+  if ((block + 1) * kLanes <= w.n) add_rows<true>(w, block, panel, x, row, count, sums, out);
+  else add_rows<false>(w, block, panel, x, row, count, sums, out);
 }
 
-// Many rows of blocks first .. last - 1, panel by panel. A panel is widened between the products of the one before: left idle for
-// a microsecond, the matrix unit needs as long again to wake.
-inline void many_rows(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
-  static thread_local WidePanel wide[2];
+// Many rows of one block, panel by panel, so that a panel's wide weights stay in the nearest cache. Where they are not kept
+// wide, a panel is widened first.
+inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
+  alignas(64) static thread_local uint8_t room[kFixedPanel / 64 * kWidePair];
   static thread_local TileSums sums;
-  use_linear_tiles(rows);
-  const int panels = w.fixed.panels, panel_pairs = w.fixed.panel / 64, num_tiles = (rows + kFixedTile - 1) / kFixedTile;
-  const auto panel_at = [&](int unit) {
-    const int index = unit % panels, start = index * panel_pairs, left = w.k / 64 - start;
-    return Panel{first + unit / panels, index, start, left < panel_pairs ? left : panel_pairs};
-  };
-  const int units = (last - first) * panels;
-  Panel panel = panel_at(0);
-  for (int t = 0; t < panel.pairs; t++) widen_pair(w, panel, t, wide[0]);
-  for (int unit = 0; unit < units; unit++) {
-    const bool is_last = unit + 1 == units;
-    const Panel next = is_last ? Panel{} : panel_at(unit + 1);
-    const WidePanel& now = wide[unit % 2];
-    WidePanel& then = wide[(unit + 1) % 2];
-    for (int tile = 0; tile < num_tiles; tile++) {
-      const auto widen_next = [&](int t) {  // each tile widens its share of the pairs
-        if (t < next.pairs && t % num_tiles == tile) widen_pair(w, next, t, then);
-      };
-      const size_t at = size_t(tile) * kFixedTile * w.k + size_t(panel.first_pair) * 64 * kFixedTile;
-      multiply_tile(x.high + at, x.low + at, now, panel.pairs, sums, widen_next);
-      for (int t = panel.pairs; t < next.pairs; t++) widen_next(t);
-      add_panel(w, panel, x, tile * kFixedTile, rows, sums, out);
+  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64;
+  for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
+    const int count = pairs - start < panel_pairs ? pairs - start : panel_pairs;
+    const uint8_t* wide = room;
+    if (w.fixed.wide) wide = w.fixed.wide + (size_t(block) * pairs + start) * kWidePair;
+    else
+      for (int t = 0; t < count; t++) widen_pair(w, block, start + t, room + t * kWidePair);
+    for (int row = 0; row < rows; row += kFixedTile) {
+      const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
+      multiply_tile(x.high + at, x.low + at, wide, count, sums);
+      add_panel(w, block, p, x, row, rows, sums, out);
     }
-    panel = next;
   }
 }
 
 inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > kFewRows) return many_rows(w, first, last, x, rows, out);
-  for (int block = first; block < last; block++)
-    with_size<kFewRows>(rows, [&]<int M>() {
-      f32x16 acc[M] = {};
-      few_rows<M>(w, block, x, 0, acc);
+  if (rows > kFewRows) use_linear_tiles(rows);
+  for (int block = first; block < last; block++) {
+    if (rows > kFewRows) many_rows(w, block, x, rows, out);
+    else
+      with_size<kFewRows>(rows, [&]<int M>() {
+        f32x16 acc[M] = {};
+        few_rows<M>(w, block, x, 0, acc);
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
-    });
+        for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
+      });
+  }
 }
 
 // Row `row` in fixed point: the largest magnitude of each panel becomes 8191. Sums are only read of a few rows.

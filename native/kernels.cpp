@@ -9,9 +9,9 @@
 
 #if defined(__AMX_INT8__)
 #include "matrix_attention.hpp"
-#define HEADWAY_FIX_ROW fix_row
+#define HEADWAY_FIXED_POINT widen_block, fix_row
 #else
-#define HEADWAY_FIX_ROW nullptr
+#define HEADWAY_FIXED_POINT nullptr, nullptr
 #endif
 
 namespace headway::HEADWAY_ISA {
@@ -33,7 +33,7 @@ inline void attention(const AttentionTile& t) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIX_ROW, linear_blocks, embed_row, rms_norm,
+    HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIXED_POINT, linear_blocks, embed_row, rms_norm,
     rope, store_key, store_value, attention_tile, attention, gated, add, int8_operations,
 };
 

@@ -124,6 +124,7 @@ NB_MODULE(_native, m) {
 
   m.attr("PACKED_LAYOUT") = kPackedLayout;
   nb::class_<Memory>(m, "Memory")
+      .def(nb::init<size_t>(), "bytes"_a)
       .def_static("of_file", &map_file, "descriptor"_a, "bytes"_a)
       .def_prop_ro("nbytes", &Memory::size)
       .def_prop_ro("bytes", [](Memory& memory) { return Bytes(memory.data(), {memory.size()}, nb::find(memory)); });
@@ -133,6 +134,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("shape", [](const Weight& w) { return std::pair{w.matrix().n, w.matrix().k}; })
       .def_prop_ro("bytes", [](Weight& w) { return Bytes(w.data(), {w.bytes()}, nb::find(w)); })
       .def_prop_ro("description", &description)
+      .def("wide_bytes", [](const Weight& w, const std::string& isa) { return w.wide_bytes(kernels_for(isa)); }, "isa"_a)
+      .def("widen", [](Weight& w, const std::string& isa, std::shared_ptr<Memory> memory, size_t offset) {
+        w.widen(kernels_for(isa), std::move(memory), offset);
+      }, "isa"_a, "memory"_a, "offset"_a)
       .def_prop_ro("is_int8", [](const Weight& w) { return is_int8(w.matrix().format); });
   m.def("checksum", [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes) {
     nb::gil_scoped_release release;

@@ -133,17 +133,17 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     std::memset(data_, 0, whole);
     return;
   }
-  void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
+  mapped_ = whole + kHugePage;  // so that it can begin where a huge page does
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED) throw std::bad_alloc();
+  data_ = reinterpret_cast<uint8_t*>(aligned_size(reinterpret_cast<size_t>(mapping_), kHugePage));
 #if defined(MADV_HUGEPAGE)
-  madvise(p, whole, MADV_HUGEPAGE);
+  madvise(data_, whole, MADV_HUGEPAGE);
 #endif
-  data_ = static_cast<uint8_t*>(p);
-  mapped_ = whole;
 }
 
 Memory::~Memory() {
-  if (mapped_) munmap(data_, mapped_);
+  if (mapped_) munmap(mapping_, mapped_);
   else std::free(data_);
 }
 
@@ -164,7 +164,7 @@ Weight::Weight(const Packing& packing, std::shared_ptr<Memory> memory, size_t of
   if (packing.fixed_point)
     matrix_.fixed = {fixed_panel(packing.k), num_panels(packing.k), reinterpret_cast<const int16_t*>(data + at.multiplier),
                      packing.has_minima ? reinterpret_cast<const int16_t*>(data + at.offset) : nullptr,
-                     reinterpret_cast<const float*>(data + at.unit)};
+                     reinterpret_cast<const float*>(data + at.unit), nullptr};
 }
 
 Weight::Weight(const Packing& packing)
@@ -219,6 +219,20 @@ void Weight::pack_fixed_point(const void* scale, const void* minimum) {
 Weight::Weight(const void* data, Format format, int n, int k) : Weight(Packing{format, n, k}) {
   if (format == Format::f32) pack_dense<uint32_t>(data, memory_->data(), n, k);
   else pack_dense<uint16_t>(data, memory_->data(), n, k);
+}
+
+size_t Weight::wide_bytes(const Kernels& kernels) const {
+  return kernels.widen_block && packing_.fixed_point ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k * 2 : 0;
+}
+
+void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset) {
+  const size_t block_bytes = size_t(kLanes) * packing_.k * 2;
+  if (offset % 64 || offset > memory->size() || wide_bytes(kernels) > memory->size() - offset)
+    throw std::invalid_argument("a wide weight is not inside its memory");
+  for (int block = 0; block < blocks_of(packing_.n); block++)
+    kernels.widen_block(matrix_, block, memory->data() + offset + block * block_bytes);
+  matrix_.fixed.wide = memory->data() + offset;
+  wide_ = std::move(memory);
 }
 
 KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)

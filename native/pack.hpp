@@ -19,9 +19,10 @@ class Memory {
   size_t size() const { return size_; }
 
  private:
-  Memory(uint8_t* data, size_t size) : size_(size), mapped_(size), data_(data) {}
+  Memory(uint8_t* data, size_t size) : size_(size), mapping_(data), mapped_(size), data_(data) {}
 
   size_t size_;
+  void* mapping_ = nullptr;
   size_t mapped_ = 0;  // bytes to unmap; 0: from malloc
   uint8_t* data_ = nullptr;
 };
@@ -55,6 +56,11 @@ class Weight {
   const uint8_t* data() const { return matrix_.data; }
   size_t bytes() const { return bytes_; }
 
+  // The wide form, which many rows are multiplied with sooner: what it takes (nothing where `kernels` have none of this
+  // weight), and to have it made in the bytes of `memory` from `offset` on.
+  size_t wide_bytes(const Kernels& kernels) const;
+  void widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset);
+
  private:
   explicit Weight(const Packing& packing);
   void pack_fixed_point(const void* scale, const void* minimum);
@@ -62,6 +68,7 @@ class Weight {
   Packing packing_;
   size_t bytes_;
   std::shared_ptr<Memory> memory_;
+  std::shared_ptr<Memory> wide_;
   PackedMatrix matrix_;
 };
 

@@ -25,6 +25,7 @@ struct FixedPoint {
   const int16_t* multiplier;  // null: the matrix has no such description
   const int16_t* offset;      // null: none
   const float* unit;
+  const uint8_t* wide;        // the brackets themselves, as fixed_point.hpp multiplies many rows with them; null: not kept
 };
 
 // Files of packed weights are known by this number: raise it with every change to what PackedMatrix's bytes mean.
@@ -126,6 +127,8 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of `quantize_row`
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
+  // The wide form of one block, 2 * 16 * k bytes; null where the instruction set has none.
+  void (*widen_block)(const PackedMatrix& w, int block, uint8_t* wide);
   // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
   void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
   // Columns 16 * first .. 16 * last - 1 of the output, for all rows.

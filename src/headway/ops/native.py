@@ -32,10 +32,12 @@ class Calibration:
 class NativeBackend:
     """Owns the thread team and the packed weights. ``isa`` is auto, avx512, avx2 or portable.
 
-    ``fused`` False runs every recorded operation by itself: slower, and the same bits.
+    ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``wide_weights_bytes`` is memory
+    that may go to a second form of 4-bit weights, four times as large, which larger batches are computed from sooner;
+    again with the same bits. Only the kernels of ``amx`` have it.
     """
 
-    def __init__(self, threads: int, isa: str = "auto", fused: bool = True) -> None:
+    def __init__(self, threads: int, isa: str = "auto", fused: bool = True, wide_weights_bytes: int = 0) -> None:
         self.isa = _native.kernel_name(isa)
         self._fixed_point = self.isa == "amx"  # whose kernels read 4-bit weights in that form
         form = "fixed point, " if self._fixed_point else ""
@@ -45,10 +47,14 @@ class NativeBackend:
         self._pool = _native.ThreadPool(threads)
         self._tables: list[tuple[AnyMatrix, Any]] = []  # a linear weight that is one of these shares its memory
         self._weight_bytes = 0
+        self._wide_weights_bytes = wide_weights_bytes
+        self._linear: list[Any] = []  # weights that may be widened
 
     def load_linear(self, weight: LinearWeight) -> NativeLinear:
         bias = None if weight.bias is None else self.load_vector(weight.bias)
-        return NativeLinear([self._packed(part) for part in weight.parts], bias, weight.num_outputs, weight.role)
+        parts = [self._packed(part) for part in weight.parts]
+        self._linear += parts
+        return NativeLinear(parts, bias, weight.num_outputs, weight.role)
 
     def load_table(self, table: AnyMatrix) -> NativeTable:
         packed = self._packed(table, is_table=True)
@@ -70,6 +76,7 @@ class NativeBackend:
 
     def compile(self, forward: Callable[[Any, Any], Any], limits: StepLimits) -> "NativeProgram":
         self._tables.clear()  # every weight is loaded by now: let the sources go
+        self._widen()
         return NativeProgram(self._pool, self.isa, forward, limits, self._fused)
 
     def sample(self, logits: Float32, batch: SamplingBatch) -> SamplerOutput:
@@ -108,6 +115,21 @@ class NativeBackend:
         packed = matrix.handle if isinstance(matrix, PackedMatrix) else self.pack(matrix, is_table)
         self._weight_bytes += packed.nbytes
         return packed
+
+
+    def _widen(self) -> None:
+        """Makes the wide form of as many weights as are within the bounds, in one run of memory."""
+        chosen, size = [], 0
+        for weight in dict.fromkeys(self._linear):
+            needed = weight.wide_bytes(self.isa)
+            if 0 < needed <= self._wide_weights_bytes - size:
+                chosen.append((weight, size))
+                size += needed
+        memory = _native.Memory(size)
+        for weight, offset in chosen:
+            weight.widen(self.isa, memory, offset)
+        self._weight_bytes += size
+        self._linear.clear()
 
 
 def pack(matrix: Matrix, fixed_point: bool = False, is_table: bool = False) -> Any:
