@@ -1,5 +1,6 @@
 """What ``native/module.cpp`` offers to ``ops/native.py`` and ``ops/recorder.py``, its only callers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from headway.ops.contract import Float32, Int32, SamplingBatch
@@ -42,7 +43,7 @@ class KVCacheLayer:
     def token_bytes(self) -> int: ...
 
 class ThreadPool:
-    def __init__(self, size: int) -> None: ...
+    def __init__(self, size: int, cpus: Sequence[int] = ()) -> None: ...
     @property
     def size(self) -> int: ...
 

@@ -32,6 +32,7 @@ class CacheConfig:
 class RuntimeConfig:
     backend: str = "native"  # native or reference
     threads: int = 0  # 0: as many as there are usable cores
+    pin_threads: bool = False  # each to a core of its own: for a machine, or a set of cores, that no other program uses
     isa: str = "auto"  # auto, avx512, avx2 or portable
 
 

@@ -1,6 +1,6 @@
 """The native backend: a model is recorded once with symbolic tensors, and C++ replays the record each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,15 @@ class Calibration:
 class NativeBackend:
     """Owns the thread team and the packed weights. ``isa`` is auto, avx512, avx2 or portable.
 
-    ``fused`` False runs every recorded operation by itself: slower, and the same bits.
+    ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``cpus`` holds a processor for
+    each thread to be pinned to; the first, of the thread that calls, is only left free.
     """
 
-    def __init__(self, threads: int, isa: str = "auto", fused: bool = True) -> None:
+    def __init__(self, threads: int, isa: str = "auto", fused: bool = True, cpus: Sequence[int] = ()) -> None:
         self.isa = _native.kernel_name(isa)
         self.threads = threads
         self._fused = fused
-        self._pool = _native.ThreadPool(threads)
+        self._pool = _native.ThreadPool(threads, cpus)
         self._tables: list[tuple[Matrix, Any]] = []  # a linear weight that is one of these shares its memory
         self._weight_bytes = 0
 

@@ -15,6 +15,7 @@ from headway.model.licences import AskLicence
 from headway.model.progress import Progress, silent
 from headway.model.resolve import ResolvedModel, resolve_model
 from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
+from headway.worker.cores import pinned_cpus, usable_cores
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.profiler import StepProfiler
@@ -99,17 +100,12 @@ def make_backend(config: RuntimeConfig) -> Backend:
         raise ConfigError(f"runtime.backend must be native or reference, not {config.backend!r}")
     from headway.ops.native import NativeBackend
 
+    threads = config.threads or usable_cores()
+    cpus = pinned_cpus(threads) if config.pin_threads else ()
     try:
-        return NativeBackend(config.threads or usable_cores(), config.isa)
+        return NativeBackend(threads, config.isa, cpus=cpus)
     except ValueError as error:
         raise ConfigError(f"runtime.isa: {error}") from error
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def physical_memory() -> int:
