@@ -87,7 +87,7 @@ class NativeBackend:
         return self._weight_bytes
 
     def calibrate(self) -> "Calibration":
-        """A measurement of a fraction of a second; the machine should do nothing else meanwhile."""
+        """A measurement of about a second, with a GiB of memory; the machine should do nothing else meanwhile."""
         return Calibration(
             _native.read_bandwidth(self._pool, CALIBRATION_BYTES),
             _native.read_bandwidth(self._pool, self._weight_bytes),
