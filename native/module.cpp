@@ -149,7 +149,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("token_bytes", [](const KVCacheLayer& kv) {
         return kv.bytes() / (size_t(kv.layer().num_blocks) * size_t(kv.layer().block_size));
       });
-  nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "size"_a).def_prop_ro("size", &ThreadPool::size);
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int, const std::vector<int>&>(), "size"_a, "cpus"_a = std::vector<int>())
+      .def_prop_ro("size", &ThreadPool::size);
 
   m.def("read_bandwidth", &read_bandwidth, "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("int8_rate", [](ThreadPool& pool, const std::string& isa) { return int8_rate(pool, kernels_for(isa)); }, "pool"_a,

@@ -1,5 +1,6 @@
 """What ``native/module.cpp`` offers to ``ops``, its only caller."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class KVCacheLayer:
     def token_bytes(self) -> int: ...
 
 class ThreadPool:
-    def __init__(self, size: int) -> None: ...
+    def __init__(self, size: int, cpus: Sequence[int] = ()) -> None: ...
     @property
     def size(self) -> int: ...
 

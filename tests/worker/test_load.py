@@ -13,7 +13,8 @@ from headway.core.batch import NewRequest, ScheduledBatch, ScheduledRow
 from headway.core.request import SamplingParams
 from headway.errors import CheckpointError, ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from headway.model.architecture import Architecture, LayerKind, RopeScaling
-from headway.worker.load import load_model, physical_memory, plan_memory, usable_cores
+from headway.worker.cores import usable_cores
+from headway.worker.load import load_model, physical_memory, plan_memory
 from tiny_checkpoints import tiny_model, write_folder, write_gguf
 
 ARCHITECTURE = Architecture(

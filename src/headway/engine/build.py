@@ -4,12 +4,13 @@ import threading
 import time
 from contextlib import suppress
 
-from headway.config import Config
+from headway.config import Config, RuntimeConfig
 from headway.engine.chat_template import ChatTemplate
 from headway.engine.generation import ModelCard, StartupReport
 from headway.engine.parts import EngineParts
 from headway.engine.tokenizer import Tokenizer, load_tokenizer
 from headway.errors import TemplateError
+from headway.worker.cores import usable_cores
 from headway.worker.load import AskLicence, LoadedModel, Progress, load_model, silent
 
 
@@ -31,7 +32,7 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
         card=_card(config, model),
         eos_token_ids=frozenset(architecture.eos_token_ids or tokenizer.eos_token_ids),
         generation_defaults=model.generation_defaults,
-        report=_report(model, time.perf_counter() - started),
+        report=_report(model, config.runtime, time.perf_counter() - started),
         profiler=model.make_profiler(executor),
     )
 
@@ -65,7 +66,7 @@ def _card(config: Config, model: LoadedModel) -> ModelCard:
     )
 
 
-def _report(model: LoadedModel, seconds: float) -> StartupReport:
+def _report(model: LoadedModel, runtime: RuntimeConfig, seconds: float) -> StartupReport:
     info = model.memory.info
     return StartupReport(
         weights_bytes=model.backend.weight_bytes(),
@@ -75,6 +76,8 @@ def _report(model: LoadedModel, seconds: float) -> StartupReport:
         block_size=info.block_size,
         max_context=info.max_context,
         threads=model.backend.threads,
+        cores=usable_cores(),
+        is_pinned=runtime.pin_threads and runtime.backend == "native",
         isa=model.backend.isa,
         load_s=seconds,
     )

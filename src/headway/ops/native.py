@@ -1,7 +1,7 @@
 """The native backend: a model is recorded once with symbolic tensors, and C++ replays the record each step."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,19 +32,27 @@ class Calibration:
 class NativeBackend:
     """Owns the thread team and the packed weights. ``isa`` is auto, avx512, avx2 or portable.
 
-    ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``wide_weights_bytes`` is memory
-    that may go to a second form of 4-bit weights, four times as large, which larger batches are computed from sooner;
-    again with the same bits. Only the kernels of ``amx`` have it.
+    ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``cpus`` holds a processor for
+    each thread to be pinned to; the first, of the thread that calls, is only left free. ``wide_weights_bytes`` is
+    memory that may go to a second form of 4-bit weights, four times as large, which larger batches are computed from
+    sooner; again with the same bits. Only the kernels of ``amx`` have it.
     """
 
-    def __init__(self, threads: int, isa: str = "auto", fused: bool = True, wide_weights_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        threads: int,
+        isa: str = "auto",
+        fused: bool = True,
+        cpus: Sequence[int] = (),
+        wide_weights_bytes: int = 0,
+    ) -> None:
         self.isa = _native.kernel_name(isa)
         self._fixed_point = self.isa == "amx"  # whose kernels read 4-bit weights in that form
         form = "fixed point, " if self._fixed_point else ""
         self.packed_layout = f"native {_native.PACKED_LAYOUT}, {form}{sys.byteorder}-endian"
         self.threads = threads
         self._fused = fused
-        self._pool = _native.ThreadPool(threads)
+        self._pool = _native.ThreadPool(threads, cpus)
         self._tables: list[tuple[AnyMatrix, Any]] = []  # a linear weight that is one of these shares its memory
         self._weight_bytes = 0
         self._wide_weights_bytes = wide_weights_bytes
@@ -97,7 +105,7 @@ class NativeBackend:
         return self._weight_bytes
 
     def calibrate(self) -> "Calibration":
-        """A measurement of a fraction of a second; the machine should do nothing else meanwhile."""
+        """A measurement of about a second, with a GiB of memory; the machine should do nothing else meanwhile."""
         return Calibration(
             _native.read_bandwidth(self._pool, CALIBRATION_BYTES),
             _native.read_bandwidth(self._pool, self._weight_bytes),

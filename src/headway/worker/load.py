@@ -18,6 +18,7 @@ from headway.model.progress import Progress, silent
 from headway.model.resolve import ResolvedModel, find_model, resolve_model
 from headway.model.store import ModelStore
 from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
+from headway.worker.cores import pinned_cpus, usable_cores
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.profiler import StepProfiler
@@ -124,17 +125,14 @@ def make_backend(config: RuntimeConfig) -> Backend:
         raise ConfigError(f"runtime.backend must be native or reference, not {config.backend!r}")
     from headway.ops.native import NativeBackend
 
+    _require_within("runtime.wide_weights_bytes", config.wide_weights_bytes, -1, physical_memory())
+    wide_weights_bytes = physical_memory() // 8 if config.wide_weights_bytes < 0 else config.wide_weights_bytes
+    threads = config.threads or usable_cores()
+    cpus = pinned_cpus(threads) if config.pin_threads else ()
     try:
-        return NativeBackend(config.threads or usable_cores(), config.isa)
+        return NativeBackend(threads, config.isa, cpus=cpus, wide_weights_bytes=wide_weights_bytes)
     except ValueError as error:
         raise ConfigError(f"runtime.isa: {error}") from error
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def physical_memory() -> int:
