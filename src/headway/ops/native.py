@@ -124,7 +124,6 @@ class NativeBackend:
         self._weight_bytes += packed.nbytes
         return packed
 
-
     def _widen(self) -> None:
         """Makes the wide form of as many weights as are within the bounds, in one run of memory."""
         chosen, size = [], 0
