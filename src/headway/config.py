@@ -34,9 +34,7 @@ class RuntimeConfig:
     threads: int = 0  # 0: as many as there are usable cores
     pin_threads: bool = False  # each to a core of its own: for a machine, or a set of cores, that no other program uses
     isa: str = "auto"  # auto, amx, avx512, avx2 or portable
-    wide_weights_bytes: int = (
-        -1
-    )  # most memory for 4-bit weights in a second, faster form; -1: an eighth of it
+    wide_weights_bytes: int = -1  # most memory for 4-bit weights in a second, faster form; -1: an eighth of it
 
 
 @dataclass(frozen=True, slots=True)
