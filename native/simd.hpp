@@ -147,6 +147,18 @@ inline f32x16 fma(const f32x16& a, const f32x16& b, const f32x16& c) {
 #endif
 }
 
+// 1 / x of a finite x that is neither 0 nor denormal, about 1 ulp.
+inline f32x16 reciprocal(const f32x16& x) {
+#if defined(__AVX512F__)
+  f32x16 r;  // an estimate of 14 bits and a step of Newton's: a fifth of the time of a division
+  r.part[0] = _mm512_rcp14_ps(x.part[0]);
+  r.part[0] = _mm512_fmadd_ps(r.part[0], _mm512_fnmadd_ps(x.part[0], r.part[0], _mm512_set1_ps(1.0f)), r.part[0]);
+  return r;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // Horizontal results in one fixed order: halves are folded, 8 then 4 then 2 then 1.
 template <class Fold> inline float reduce(const f32x16& v, Fold fold) {
 #if defined(__AVX512F__)
