@@ -236,10 +236,11 @@ void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_
 }
 
 KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)
-    : keys_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4)), values_(keys_.size()) {
+    : memory_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4) * 2) {
   if (block_size % kLanes) throw std::invalid_argument("block_size must be a multiple of 16");
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is larger than 512");
-  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, keys_.data(), values_.data()};
+  uint8_t* values = memory_.data() + size_t(kLanes) * head_dim * (is_bf16 ? 2 : 4);
+  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, memory_.data(), values};
 }
 
 }  // namespace headway

@@ -76,10 +76,10 @@ class KVCacheLayer {
  public:
   KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16);
   const KVLayer& layer() const { return layer_; }
-  size_t bytes() const { return keys_.size() + values_.size(); }
+  size_t bytes() const { return memory_.size(); }
 
  private:
-  Memory keys_, values_;
+  Memory memory_;
   KVLayer layer_;
 };
 

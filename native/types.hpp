@@ -85,13 +85,14 @@ struct LinearInput {
 };
 
 // One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
-//   keys    [block][kv_head][sub][d/2][16][2]   so that 16 scores are formed without a horizontal sum
-//   values  [block][kv_head][sub][16/2][d][2]   pairs, since two bf16 numbers are unpacked, or multiplied, at once
+//   [block][kv_head][sub] { keys [d/2][16][2], then values [16/2][d][2] }
+// Sixteen scores are formed without a horizontal sum; pairs, since two bf16 numbers are unpacked, or multiplied, at once; keys
+// beside values, since who reads the ones in order has the others fetched ahead.
 struct KVLayer {
   int num_kv_heads, head_dim, num_blocks, block_size;
   bool is_bf16;
-  void* keys;
-  void* values;
+  void* keys;    // the first sub-block's
+  void* values;  // likewise
 };
 
 // Where a linear op's results go, from its first column on: y = x W^T + bias, and added to `residual` where there is one.
