@@ -4,22 +4,22 @@
     python benchmarks/peers.py --readme        # only writes the README's tables from the recorded results
     python benchmarks/peers.py --quick         # small works, one round, nothing recorded: does everything run?
 
-Each peer is installed on first use, in an environment of its own under ~/.cache/headway/peers, and is driven at its best
-settings (``arms/``) in each format it may be fastest in. An engine is a process that lives throughout and is stopped
-(SIGSTOP) while others work. A first run of each format is the heat: formats far behind their engine's best are not
-measured again. Prints a table and writes benchmarks/results/peers-MODEL.json. Leave the machine alone meanwhile.
+Each peer is installed on first use, in an environment of its own under ~/.cache/headway/peers, and is driven at its
+best settings (``arms/``) in each format it may be fastest in. An engine is a process that lives throughout and is
+stopped (SIGSTOP) while others work. A first run of each format is the heat: formats far behind their engine's best are
+not measured again. Prints a table and writes benchmarks/results/peers-MODEL.json. Leave the machine alone meanwhile.
 """
 
 import json
 from typing import Any
+
+from rich.console import Console
 
 from comparison.command_line import end_on_sigterm, facts, parser
 from comparison.engines import HEADWAY, ArmFinder
 from comparison.models import DEFAULT_MODEL, RANDOM_MODEL, compared_model
 from comparison.rounds import QUICK_WORKS, WORKS, Comparison
 from comparison.tables import RESULTS, update_readme, work_table
-from rich.console import Console
-
 from headway.ops.native import NativeBackend
 
 console = Console(stderr=True)

@@ -3,9 +3,10 @@
     python benchmarks/peers_http.py [--model smollm2-135m] [--peers llama.cpp,vllm] [--rounds 3] [--rates 1,2,3]
 
 Needs what benchmarks/peers.py installs, and builds llama.cpp's server on first use (ten minutes and more, once).
-OpenVINO GenAI comes without a server. All servers are up from the start and stopped (SIGSTOP) while it is not their turn;
-``headway bench serve``'s client drives them from this process, on the same cores. Rates rise until a server has missed the
-objectives at two of them. Prints a table and writes benchmarks/results/http-MODEL.json. Leave the machine alone meanwhile.
+OpenVINO GenAI comes without a server. All servers are up from the start and stopped (SIGSTOP) while it is not their
+turn; the client of ``headway bench serve`` drives them from this process, on the same cores. Rates rise until a server
+has missed the objectives at two of them. Prints a table and writes benchmarks/results/http-MODEL.json. Leave the
+machine alone meanwhile.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from comparison.command_line import end_on_sigterm, facts, parser
 from comparison.engines import HEADWAY, Arm, ArmFinder
 from comparison.environments import llama_server
@@ -23,8 +26,6 @@ from comparison.models import DEFAULT_MODEL, compared_model
 from comparison.processes import EngineFailed, ServerProcess
 from comparison.servers import start_server
 from comparison.tables import RESULTS, goodput_table
-from rich.console import Console
-
 from headway.bench.measures import GOODPUT_ATTAINMENT, Objectives, goodput
 from headway.bench.report import serve_json
 from headway.bench.sweep import Judgement
@@ -109,7 +110,12 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     return facts(model, args.threads) | {
         "objectives": asdict(plan.judgement.objectives),
         "attainment": GOODPUT_ATTAINMENT,
-        "plan": {"input_tokens": args.input, "output_tokens": args.output, "duration_s": args.duration, "rates": args.rates},
+        "plan": {
+            "input_tokens": args.input,
+            "output_tokens": args.output,
+            "duration_s": args.duration,
+            "rates": args.rates,
+        },
         "servers": commands,
         "did_not_run": did_not_run,
         "rounds": rounds,

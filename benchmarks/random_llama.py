@@ -1,13 +1,12 @@
 """Writes a Llama of 1.07 billion random 4-bit weights, for measuring speed: its answers mean nothing.
 
-    python benchmarks/random_llama.py OUT.gguf [--format Q4_1] [--tokenizer MODEL]
+python benchmarks/random_llama.py OUT.gguf [--format Q4_1] [--tokenizer MODEL]
 """
 
 import argparse
 from pathlib import Path
 
 from comparison.gguf_files import BLOCK_FORMATS, write_random_llama
-
 from headway.config import ModelConfig
 from headway.model.resolve import resolve_model
 

@@ -2,8 +2,8 @@
 
     python run_ENGINE.py MODEL THREADS
 
-It says ``"ready"`` once the model is loaded. To ``"facts"`` it answers with its version and settings; to a work, a batch
-of random prompts, with ``{"prefill_s", "decode_s", "num_decoded"}`` as ``timings`` has them.
+It says ``"ready"`` once the model is loaded. To ``"facts"`` it answers with its version and settings; to a work, a
+batch of random prompts, with ``{"prefill_s", "decode_s", "num_decoded"}`` as ``timings`` has them.
 """
 
 import json

@@ -3,7 +3,6 @@
 from typing import Any
 
 import protocol
-
 from headway import __version__
 from headway.bench.offline import OfflineEngine, Work
 from headway.config import load_config

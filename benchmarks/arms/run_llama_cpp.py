@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import llama_cpp as llama
+
 import protocol
 
 MAX_BATCH, MICRO_BATCH = 2048, 512
@@ -49,9 +50,8 @@ class Engine:
         }
 
     def facts(self) -> dict[str, Any]:
-        settings = (
-            f"n_batch {MAX_BATCH}, n_ubatch {MICRO_BATCH}, {NUM_SEQUENCES} KV streams of {MAX_CONTEXT}, flash attention auto"
-        )
+        streams = f"{NUM_SEQUENCES} KV streams of {MAX_CONTEXT}"
+        settings = f"n_batch {MAX_BATCH}, n_ubatch {MICRO_BATCH}, {streams}, flash attention auto"
         system = llama.llama_print_system_info().decode()
         return {"version": llama.__version__, "system": system, "settings": settings}
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+
 import protocol
 
 CACHE_GB, MAX_BATCH_TOKENS, MAX_SEQUENCES = 2, 512, 64

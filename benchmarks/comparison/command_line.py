@@ -9,7 +9,6 @@ from typing import Any
 
 from comparison.engines import PEERS
 from comparison.models import ComparedModel
-
 from headway.bench.report import machine
 
 
@@ -54,5 +53,3 @@ def facts(model: ComparedModel, threads: int) -> dict[str, Any]:
 def end_on_sigterm() -> None:
     """So that engines which are stopped at the moment are ended, too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-

@@ -73,7 +73,7 @@ ENVIRONMENTS = {
 
 
 def find_python(engine: str, try_out: Callable[[Path], None]) -> Path:
-    """The first of the engine's environments that ``try_out`` does not refuse. EngineFailed says what ailed the last."""
+    """The first of the engine's environments that ``try_out`` does not refuse. EngineFailed: what ailed the last."""
     reason = ""
     for environment in ENVIRONMENTS[engine]:
         try:
@@ -93,7 +93,7 @@ def llama_server(python: Path) -> Path:
     """
     environment = next((e for e in ENVIRONMENTS["llama.cpp"] if e.folder / "bin" / "python" == python), None)
     if environment is None:
-        raise EngineFailed(f"{python} is not an environment made here, so its server cannot be built: give one with --llama-server")
+        raise EngineFailed(f"{python} was not made here, so its server cannot be built: give one with --llama-server")
     build = environment.folder / "server"
     binary = build / "bin" / "llama-server"
     if not binary.exists():

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from comparison.engines import Arm
 from comparison.processes import EngineFailed, ServerProcess
 from comparison.rounds import rotated
-
 from headway.bench.client import Server
 from headway.bench.measures import GOODPUT_ATTAINMENT, RunSummary
 from headway.bench.open_loop import Progress

@@ -9,7 +9,6 @@ from pathlib import Path
 from comparison.environments import PEERS_HOME
 from comparison.gguf_files import requantise, write_random_llama
 from comparison.safetensors_folder import write_safetensors_folder
-
 from headway.config import ModelConfig
 from headway.model.checkpoint import open_checkpoint
 from headway.model.resolve import resolve_model

@@ -44,10 +44,8 @@ class EngineProcess:
         """Asks it to end, and ends it."""
         self.resume()
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)  # children of its own, too
         self._process.wait()
 
@@ -116,7 +114,7 @@ class ServerProcess(EngineProcess):
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], port: int, health: str, log: Path
     ) -> None:
-        super().__init__(command, log, ENVIRONMENT | environment)
+        super().__init__(command, log, {**ENVIRONMENT, **environment})
         self.url = f"http://127.0.0.1:{port}"
         try:
             self._wait(self.url + health)

@@ -14,7 +14,8 @@ CONTENDS = 0.85  # of its engine's best speed in the heat: a slower format is no
 
 @dataclass(frozen=True)
 class Work:
-    """``batch`` random prompts of ``prompt`` tokens, each answered with ``output`` tokens; the first comes with the prompt.
+    """``batch`` random prompts of ``prompt`` tokens, each answered with ``output`` tokens; the first of these comes
+    with the prompt.
 
     ``figure`` is what is reported: tokens a second of the "prefill", the "decode" or in "total", or the seconds from
     the "start" of a process to the answer.

@@ -21,7 +21,9 @@ def write_safetensors_folder(gguf_file: Path, folder: Path) -> None:
     checkpoint = open_checkpoint(gguf_file)
     arch = checkpoint.architecture
     if arch.family != "llama" or any(layer.rope_scaling.kind != "none" for layer in arch.layers):
-        raise UnsupportedModel(f"{gguf_file}: only a Llama model without rope scaling can be written as safetensors here")
+        raise UnsupportedModel(
+            f"{gguf_file}: only a Llama model without rope scaling can be written as safetensors here"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _write_safetensors(folder / "model.safetensors", dict(_bf16_tensors(arch, checkpoint.weights())))
     (folder / "config.json").write_text(json.dumps(_llama_config(arch), indent=1) + "\n")

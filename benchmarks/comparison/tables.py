@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ NOT_RECORDED = "No comparison is recorded for this version: `python benchmarks/p
 Json = Mapping[str, Any]
 
 
-# -- offline: works by engines ------------------------------------------------------------------------------------------
+# -- offline: works by engines --
 
 
 def work_table(result: Json) -> str:
     """A row for each work, a column for each engine, and how many times as fast Headway is as the best peer."""
     engines = [engine for engine in TITLES if any(_figures(work, engine) for work in result["works"])]
-    lines = [_row("", *(TITLES[engine] for engine in engines), "Headway / best peer"), _row(*["---"] * (len(engines) + 2))]
+    lines = [
+        _row("", *(TITLES[engine] for engine in engines), "Headway / best peer"),
+        _row(*["---"] * (len(engines) + 2)),
+    ]
     for work in result["works"]:
         name = f"{work['work']}, {'seconds' if work['unit'] == 's' else 'tokens a second'}"
         cells = [_engine_cell(work, engine) for engine in engines]
@@ -66,43 +69,58 @@ def _figures(work: Json, engine: str) -> dict[str, list[float]]:
     return figures
 
 
-# -- through HTTP: servers by goodput -----------------------------------------------------------------------------------
+# -- through HTTP: servers by goodput --
 
 
 def goodput_table(result: Json) -> str:
     """A row for each server: the highest rate that met the objectives, and how many times that Headway reached."""
-    goodputs = {arm: [number["goodput"][arm] for number in result["rounds"] if arm in number["goodput"]] for arm in result["servers"]}
+    goodputs = {
+        arm: [number["goodput"][arm] for number in result["rounds"] if arm in number["goodput"]]
+        for arm in result["servers"]
+    }
     ours = next((arm for arm in goodputs if engine_of(arm) == HEADWAY), None)
     lines = [_row("", "goodput, requests a second", "Headway / this"), _row(*["---"] * 3)]
     for arm, rates in goodputs.items():
         engine, _, format = arm.rpartition(" ")
         pairs = zip(goodputs[ours], rates, strict=False) if ours and ours != arm else ()
-        lines.append(_row(f"{TITLES[engine]} {format}", _spread(rates, "{:g}"), _spread([a / b for a, b in pairs if b], "{:.2f}")))
+        lines.append(
+            _row(
+                f"{TITLES[engine]} {format}", _spread(rates, "{:g}"), _spread([a / b for a, b in pairs if b], "{:.2f}")
+            )
+        )
     return "\n".join(lines)
 
 
-# -- the README -----------------------------------------------------------------------------------------------------------
+# -- the README --
 
 
 def readme_section(results: Path = RESULTS) -> str:
     """What stands between the two marks, from the results recorded there."""
-    parts = [_offline_part(path, json.loads(path.read_text())) for path in sorted(results.glob("peers-*.json"), reverse=True)]
-    parts += [_http_part(path, json.loads(path.read_text())) for path in sorted(results.glob("http-*.json"), reverse=True)]
+    parts = [
+        _offline_part(path, json.loads(path.read_text())) for path in sorted(results.glob("peers-*.json"), reverse=True)
+    ]
+    parts += [
+        _http_part(path, json.loads(path.read_text())) for path in sorted(results.glob("http-*.json"), reverse=True)
+    ]
     return "\n\n".join(parts or [NOT_RECORDED])
 
 
 def _offline_part(path: Path, result: Json) -> str:
     rounds = max(len(work["rounds"]) for work in result["works"])
-    heading = f"{_model(result)}, {_machine(result)}: median (min-max) of {rounds} rounds, and the format each engine is fastest in"
-    return _part(f"{heading} ([recorded run]({_link(path)})).", work_table(result), result)
+    heading = f"{_model(result)}, {_machine(result)}: median (min-max) of {rounds} rounds"
+    return _part(
+        f"{heading}, and the format each engine is fastest in ([recorded run]({_link(path)})).",
+        work_table(result),
+        result,
+    )
 
 
 def _http_part(path: Path, result: Json) -> str:
     objectives, plan = result["objectives"], result["plan"]
     heading = (
-        f"{_model(result)} through HTTP, {_machine(result)}: Poisson arrivals, about {plan['input_tokens']} tokens in and "
-        f"{plan['output_tokens']} out, {result['attainment']:.0%} of requests with TTFT <= {objectives['ttft_s'] * 1e3:.0f} ms and "
-        f"TPOT <= {objectives['tpot_s'] * 1e3:.0f} ms"
+        f"{_model(result)} through HTTP, {_machine(result)}: Poisson arrivals, about {plan['input_tokens']} tokens in "
+        f"and {plan['output_tokens']} out, {result['attainment']:.0%} of requests with TTFT <= "
+        f"{objectives['ttft_s'] * 1e3:.0f} ms and TPOT <= {objectives['tpot_s'] * 1e3:.0f} ms"
     )
     return _part(f"{heading} ([recorded run]({_link(path)})).", goodput_table(result), result)
 
@@ -127,14 +145,14 @@ def _link(path: Path) -> str:
 
 def update_readme(readme: Path = README, results: Path = RESULTS) -> None:
     text = readme.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not after:
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
         raise SystemExit(f"{readme} lacks the lines {BEGIN} and {END}")
     readme.write_text(f"{before}{BEGIN}\n{readme_section(results)}\n{END}{after}")
 
 
-# -- cells ----------------------------------------------------------------------------------------------------------------
+# -- cells --
 
 
 def _row(*cells: str) -> str:
@@ -145,8 +163,3 @@ def _spread(values: Sequence[float], form: str) -> str:
     if not values:
         return "-"
     return f"{form.format(statistics.median(values))} ({form.format(min(values))}-{form.format(max(values))})"
-
-
-def versions(facts: Iterable[tuple[str, Json]]) -> dict[str, str]:
-    """Engine -> version, from what its arms say of themselves."""
-    return {engine_of(arm): fact["version"] for arm, fact in facts}
