@@ -46,7 +46,8 @@ def vllm_arguments(arm: Arm, port: int) -> tuple[str, ...]:
         "--dtype bfloat16 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 "
         "--no-enable-prefix-caching --distributed-executor-backend uni --disable-uvicorn-access-log"
     )
-    command = (str(arm.python), "-m", "vllm.entrypoints.cli.main", "serve", str(arm.model))
+    # not ``vllm serve``, which looks for a package of another name than the build for CPUs has
+    command = (str(arm.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(arm.model))
     return (*command, "--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port), *options.split())
 
 
