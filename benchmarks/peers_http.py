@@ -26,7 +26,7 @@ from comparison.models import DEFAULT_MODEL, compared_model
 from comparison.processes import EngineFailed, ServerProcess
 from comparison.servers import start_server
 from comparison.tables import RESULTS, goodput_table
-from headway.bench.measures import GOODPUT_ATTAINMENT, Objectives, goodput
+from headway.bench.measures import GOODPUT_ATTAINMENT, Objectives
 from headway.bench.report import serve_json
 from headway.bench.sweep import Judgement
 from headway.cli.bench_serve import parse_rates
@@ -85,8 +85,11 @@ def show(line: str) -> None:
 
 
 def round_json(found: GoodputRound) -> dict[str, Any]:
-    rates = {server: best.rate for server, runs in found.runs.items() if (best := goodput(runs)) is not None}
-    return {"seed": found.seed, "goodput": rates, "runs": {name: serve_json(runs) for name, runs in found.runs.items()}}
+    return {
+        "seed": found.seed,
+        "goodput": {server: found.goodput(server) for server in found.runs},
+        "runs": {server: serve_json(runs) for server, runs in found.runs.items()},
+    }
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from comparison.engines import Arm
 from comparison.processes import EngineFailed, ServerProcess
-from comparison.rounds import rotated
+from comparison.rounds import CONTENDS, rotated
 from headway.bench.client import Server
-from headway.bench.measures import GOODPUT_ATTAINMENT, RunSummary
+from headway.bench.measures import GOODPUT_ATTAINMENT, RunSummary, goodput
 from headway.bench.open_loop import Progress
 from headway.bench.sweep import Judgement, ServerBench, generated_plans
 from headway.bench.workload import Lengths
@@ -42,6 +42,11 @@ class GoodputRound:
     seed: int
     runs: dict[str, list[RunSummary]] = field(default_factory=dict)
 
+    def goodput(self, server: str) -> float:
+        """The highest rate that met the objectives; 0 when none did, or no run was sound."""
+        best = goodput(self.runs.get(server, []))
+        return best.rate if best is not None else 0.0
+
     def is_done(self, server: str) -> bool:
         missed = [run for run in self.runs.get(server, []) if run.attainment < GOODPUT_ATTAINMENT]
         return len(missed) >= MISSES
@@ -67,7 +72,15 @@ class GoodputComparison:
             for arm in rotated(list(self.servers), number):
                 if not found.is_done(str(arm)):
                     self._run_one(arm, rate, found)
+        self._drop_slow_formats(found)
         return found
+
+    def _drop_slow_formats(self, found: GoodputRound) -> None:
+        """What is far behind another format of its engine is not measured again."""
+        for arm in list(self.servers):
+            same_engine = [other for other in self.servers if other.engine == arm.engine]
+            if found.goodput(str(arm)) < CONTENDS * max(found.goodput(str(other)) for other in same_engine):
+                self.servers.pop(arm).close()
 
     def _run_one(self, arm: Arm, rate: float, found: GoodputRound) -> None:
         process = self.servers[arm]
