@@ -73,12 +73,17 @@ ENVIRONMENTS = {
 
 
 def find_python(engine: str, try_out: Callable[[Path], None]) -> Path:
-    """The first of the engine's environments that ``try_out`` does not refuse. EngineFailed: what ailed the last."""
+    """Of the engine's environments the first that ``try_out`` does not refuse; an only one is not tried.
+
+    EngineFailed says what ailed the last.
+    """
+    environments = ENVIRONMENTS[engine]
     reason = ""
-    for environment in ENVIRONMENTS[engine]:
+    for environment in environments:
         try:
             python = environment.python()
-            try_out(python)
+            if len(environments) > 1:
+                try_out(python)
             return python
         except (EngineFailed, OSError, subprocess.CalledProcessError) as error:
             reason = str(error)
