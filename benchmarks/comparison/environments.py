@@ -113,7 +113,17 @@ def llama_server(python: Path) -> Path:
 
 def sources(python: Path, folder: Path) -> Path:
     """llama.cpp's sources, as llama-cpp-python ships them."""
-    download = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    download = [
+        str(python),
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+        "--dest",
+        str(folder),
+    ]
     run([*download, LLAMA_CPP_PACKAGE])
     [archive] = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as file:
