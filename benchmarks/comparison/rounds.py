@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from comparison.engines import Arm
 from comparison.processes import ArmProcess, EngineFailed
 
+Answer = TypeVar("Answer")
 CONTENDS = 0.85  # of its engine's best speed in the heat: a slower format is not measured again
 
 
@@ -79,8 +79,9 @@ class Comparison:
         facts = {}
         for arm in list(self.arms):
             self.on_run(f"starting {arm}")
-            with suppress(_Dropped):
-                facts[str(arm)] = self._keep_going(arm, self._start, arm)
+            found = self._unless_it_fails(arm, self._start)
+            if found is not None:
+                facts[str(arm)] = found
         return facts
 
     def measure(self, works: Sequence[Work]) -> Iterator[dict[str, Any]]:
@@ -112,13 +113,15 @@ class Comparison:
             self.on_run(f"{work.name}: {arm}")
             if calibrations is not None:
                 calibrations[str(arm)] = self.calibrate()
-            with suppress(_Dropped):
-                yield arm, self._keep_going(arm, self._figure, arm, work)
+            figure = self._unless_it_fails(arm, lambda arm: self._figure(arm, work))
+            if figure is not None:
+                yield arm, figure
 
-    def _start(self, arm: Arm) -> Any:
+    def _start(self, arm: Arm) -> dict[str, Any]:
         process = self._processes[arm] = arm.start(self.threads)
         process.ask(WARM_UP)
-        return process.ask("facts")
+        facts: dict[str, Any] = process.ask("facts")
+        return facts
 
     def _figure(self, arm: Arm, work: Work) -> float:
         if not work.is_time:
@@ -131,17 +134,14 @@ class Comparison:
         finally:
             process.close()
 
-    def _keep_going(self, arm: Arm, step: Callable[..., Any], *arguments: Any) -> Any:
+    def _unless_it_fails(self, arm: Arm, step: Callable[[Arm], Answer]) -> Answer | None:
+        """What ``step`` makes of the arm; None for one that failed, which is left out from now on."""
         try:
-            return step(*arguments)
+            return step(arm)
         except (EngineFailed, OSError) as error:
             self.did_not_run[str(arm)] = str(error)
             self.arms.remove(arm)
-            raise _Dropped from error
-
-
-class _Dropped(Exception):
-    """An arm failed; the others go on."""
+            return None
 
 
 def contenders(work: Work, heat: dict[Arm, float], arms: Sequence[Arm]) -> list[Arm]:
