@@ -1,0 +1,78 @@
+"""The engines compared, and the formats each is tried in."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from comparison.environments import PEERS_HOME, find_python
+from comparison.models import ComparedModel
+from comparison.processes import ArmProcess, EngineFailed
+
+HEADWAY = "headway"
+TITLES = {HEADWAY: "Headway", "llama.cpp": "llama.cpp", "openvino": "OpenVINO GenAI", "vllm": "vLLM"}
+PEERS = tuple(name for name in TITLES if name != HEADWAY)
+SCRIPTS = {name: f"run_{name.replace('.', '_')}.py" for name in TITLES}
+
+
+def formats(engine: str, own: str) -> tuple[str, ...]:
+    """Headway runs the model's ``own``; a peer also those it is known to be faster in."""
+    if engine == HEADWAY:
+        return (own,)
+    return ("bf16",) if engine == "vllm" else tuple(dict.fromkeys((own, "Q4_0", "Q8_0")))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An engine with a model in one format. ``model`` is what the engine loads."""
+
+    engine: str
+    format: str
+    python: Path
+    model: Path
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.format}"
+
+    def start(self, threads: int) -> ArmProcess:
+        log = PEERS_HOME / "logs" / f"{self}.log".replace(" ", "-")
+        return ArmProcess(SCRIPTS[self.engine], self.python, self.model, threads, log)
+
+
+@dataclass
+class ArmFinder:
+    """Finds an engine's Python and files. What cannot be had is noted in ``did_not_run`` with the reason.
+
+    ``pythons`` are environments made elsewhere, by engine.
+    """
+
+    model: ComparedModel
+    pythons: Mapping[str, Path]
+    threads: int
+    did_not_run: dict[str, str]
+
+    def arms(self, engines: Sequence[str]) -> Iterator[Arm]:
+        for engine in engines:
+            try:
+                python = self._python(engine)
+            except EngineFailed as error:
+                self.did_not_run[engine] = str(error)
+                continue
+            for format in formats(engine, self.model.format):
+                yield Arm(engine, format, python, self.model.in_format(format))
+
+    def _python(self, engine: str) -> Path:
+        if engine == HEADWAY:
+            return Path(sys.executable)
+        if engine in self.pythons:
+            return self.pythons[engine]
+
+        def try_out(python: Path) -> None:
+            format = formats(engine, self.model.format)[0]
+            process = Arm(engine, format, python, self.model.in_format(format)).start(self.threads)
+            try:
+                process.ask({"batch": 1, "prompt": 32, "output": 2})
+            finally:
+                process.close()
+
+        return find_python(engine, try_out)
