@@ -15,7 +15,9 @@
 
 namespace headway::HEADWAY_ISA {
 
-constexpr int kFewRows = 4;  // up to here the matrix unit, which takes 16 rows as quickly as one, is slower
+// The matrix unit takes 16 rows as quickly as one, and reads more: up to so many rows, vector instructions are quicker, and take
+// them in parts of up to kFewTile.
+constexpr int kFewRows = 8, kFewTile = 4;
 
 inline __m512i broadcast32(const void* p) { return _mm512_set1_epi32(load<int32_t>(p)); }
 
@@ -59,10 +61,11 @@ inline __m512i weigh(__m512i sum, const GroupPair& pair, __m512i first, __m512i 
   return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, pair.multiplier, dots), pair.offset, input_sums);
 }
 
-template <int M>
-inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int tile, f32x16 acc[M]) {
+// Rows row .. row + M - 1, of one tile, times one block.
+template <int M> inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
   const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64;
-  const size_t first = size_t(tile) * 16 * w.k;
+  const size_t first = size_t(row / kFixedTile * kFixedTile) * w.k + size_t(row % kFixedTile) * 64;
+  f32x16 acc[M] = {};
   const uint8_t* q = w.data + size_t(block) * w.k * kLanes / 2;
   for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
     const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
@@ -77,17 +80,19 @@ inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int t
       const GroupPair pair = load_pair(w, block, t);
 #pragma GCC unroll 4
       for (int m = 0; m < M; m++) {
-        const size_t sums = (size_t(tile) * 16 + m) * pairs + t;
+        const size_t sums = size_t(row + m) * pairs + t;
         high[m] = weigh(high[m], pair, h[0][m], h[1][m], _mm512_set1_epi32(x.high_sums[sums]));
         low[m] = weigh(low[m], pair, l[0][m], l[1][m], _mm512_set1_epi32(x.low_sums[sums]));
       }
     }
     const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * w.fixed.panels + p) * kLanes);
     for (int m = 0; m < M; m++) {
-      const float scale = x.scale[(size_t(tile) * 16 + m) * w.fixed.panels + p];
+      const float scale = x.scale[size_t(row + m) * w.fixed.panels + p];
       acc[m] = fma(panel_sum(high[m], low[m]), unit * splat(scale), acc[m]);
     }
   }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; m++) finish_row(w, block, acc[m], row + m, out);
 }
 
 // Weights as 16-bit integers, in the matrix unit's order: for each two groups the high bytes, then the low ones,
@@ -143,17 +148,23 @@ constexpr TileShapes linear_shapes(int rows) {
   shapes.shape(7, 16, 64);
   return shapes;
 }
-inline void use_linear_tiles(int rows) {
-  static constexpr TileShapes few = linear_shapes(8), many = linear_shapes(16);
-  use_tiles(rows > 8 ? many : few);
+inline void use_linear_tiles() {
+  static constexpr TileShapes shapes = linear_shapes(kFixedTile);
+  use_tiles(shapes);
 }
 
 struct TileSums {
   alignas(64) int32_t high_high[16][16], high_low[16][16], low_high[16][16], low_low[16][16];
 };
 
+// Memory to be fetched meanwhile, so many bytes with each pair of groups.
+struct Ahead {
+  const uint8_t* from;
+  int bytes;
+};
+
 // 16 rows times some pairs of groups of wide weights, exact: sums of (byte of x, byte of W).
-inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* wide, int pairs, TileSums& sums) {
+inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* wide, int pairs, Ahead ahead, TileSums& sums) {
   before_tile_loads();
   _tile_zero(0);
   _tile_zero(1);
@@ -168,6 +179,7 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* 
     _tile_loadd(5, low, 64);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbsud(3, 5, 7);
+    for (int i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(ahead.from + t * ahead.bytes + i, 0, 2);
   }
   _tile_stored(0, sums.high_high, 64);
   _tile_stored(1, sums.high_low, 64);
@@ -218,26 +230,27 @@ inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int 
     if (w.fixed.wide) wide = w.fixed.wide + (size_t(block) * pairs + start) * kWidePair;
     else
       for (int t = 0; t < count; t++) widen_pair(w, block, start + t, room + t * kWidePair);
-    for (int row = 0; row < rows; row += kFixedTile) {
+    // Each tile of rows fetches a share of the panel that comes next.
+    const int share = w.fixed.wide ? int(kWidePair) / ((rows + kFixedTile - 1) / kFixedTile) & -64 : 0;
+    Ahead ahead{wide + count * kWidePair, share};
+    for (int row = 0; row < rows; row += kFixedTile, ahead.from += size_t(count) * share) {
       const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
-      multiply_tile(x.high + at, x.low + at, wide, count, sums);
+      multiply_tile(x.high + at, x.low + at, wide, count, ahead, sums);
       add_panel(w, block, p, x, row, rows, sums, out);
     }
   }
 }
 
 inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > kFewRows) use_linear_tiles(rows);
-  for (int block = first; block < last; block++) {
-    if (rows > kFewRows) many_rows(w, block, x, rows, out);
-    else
-      with_size<kFewRows>(rows, [&]<int M>() {
-        f32x16 acc[M] = {};
-        few_rows<M>(w, block, x, 0, acc);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++) finish_row(w, block, acc[m], m, out);
-      });
+  if (rows > kFewRows) {
+    use_linear_tiles();
+    for (int block = first; block < last; block++) many_rows(w, block, x, rows, out);
+    return;
   }
+  const int parts = (rows + kFewTile - 1) / kFewTile, size = (rows + parts - 1) / parts;
+  for (int block = first; block < last; block++)
+    for (int row = 0; row < rows; row += size)
+      with_size<kFewTile>(rows - row < size ? rows - row : size, [&]<int M>() { few_rows<M>(w, block, x, row, out); });
 }
 
 // Row `row` in fixed point: the largest magnitude of each panel becomes 8191. Sums are only read of a few rows.

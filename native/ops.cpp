@@ -70,6 +70,7 @@ struct LinearOp : Op {
 
   void run(const Context& c) const override {
     const int rows = c.rows_of(x), chunk = std::max(1, total_blocks / (c.workers * 8));
+    if (!rows) return;  // a step that samples nothing
     if (rows >= kOwnRows * c.workers) {
       const int share = (rows + c.workers - 1) / c.workers + kFixedTile - 1 & -kFixedTile;
       const int first = std::min(rows, c.worker * share), last = std::min(rows, first + share);
