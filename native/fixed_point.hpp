@@ -38,7 +38,7 @@ inline f32x16 panel_sum(__m512i high, __m512i low) {
   return sum;
 }
 
-// dot[g][m]: one group's products with a row of one plane, 64 inputs at x + 64 m.
+// One group's products with M rows of both planes, 64 inputs apart.
 template <int M> inline void group_dots(const uint8_t* q, const int8_t* high, const int8_t* low, __m512i h[M], __m512i l[M]) {
   const __m512i nibble = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
@@ -61,38 +61,49 @@ inline __m512i weigh(__m512i sum, const GroupPair& pair, __m512i first, __m512i 
   return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, pair.multiplier, dots), pair.offset, input_sums);
 }
 
-// Rows row .. row + M - 1, of one tile, times one block.
-template <int M> inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
-  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64;
+// Rows row .. row + M - 1, of one tile, times B blocks. Blocks side by side are streams of their own: memory answers several
+// sooner than one.
+template <int M, int B>
+inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
+  const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64, panels = w.fixed.panels;
   const size_t first = size_t(row / kFixedTile * kFixedTile) * w.k + size_t(row % kFixedTile) * 64;
-  f32x16 acc[M] = {};
-  const uint8_t* q = w.data + size_t(block) * w.k * kLanes / 2;
+  f32x16 acc[B][M] = {};
   for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
     const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
-    __m512i high[M] = {}, low[M] = {};
+    __m512i high[B][M] = {}, low[B][M] = {};
     for (int t = start; t < end; t++) {
       const int8_t *xh = x.high + first + size_t(t) * 1024, *xl = x.low + first + size_t(t) * 1024;
-      const uint8_t* data = q + size_t(t) * 512;
-      for (int i = 0; i < 512; i += 64) __builtin_prefetch(data + kPrefetchBytes + i);
-      __m512i h[2][M] = {}, l[2][M] = {};
-#pragma GCC unroll 2
-      for (int g = 0; g < 2; g++) group_dots<M>(data + 256 * g, xh + 32 * g, xl + 32 * g, h[g], l[g]);
-      const GroupPair pair = load_pair(w, block, t);
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const size_t sums = size_t(row + m) * pairs + t;
-        high[m] = weigh(high[m], pair, h[0][m], h[1][m], _mm512_set1_epi32(x.high_sums[sums]));
-        low[m] = weigh(low[m], pair, l[0][m], l[1][m], _mm512_set1_epi32(x.low_sums[sums]));
+      for (int b = 0; b < B; b++) {
+        const uint8_t* data = w.data + (size_t(block + b) * pairs + t) * 512;
+#pragma GCC unroll 8
+        for (int i = 0; i < 512; i += 64) __builtin_prefetch(data + kPrefetchBytes + i);
+        __m512i h[2][M] = {}, l[2][M] = {};
+#pragma GCC unroll 2
+        for (int g = 0; g < 2; g++) group_dots<M>(data + 256 * g, xh + 32 * g, xl + 32 * g, h[g], l[g]);
+        const GroupPair pair = load_pair(w, block + b, t);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          const size_t sums = size_t(row + m) * pairs + t;
+          high[b][m] = weigh(high[b][m], pair, h[0][m], h[1][m], _mm512_set1_epi32(x.high_sums[sums]));
+          low[b][m] = weigh(low[b][m], pair, l[0][m], l[1][m], _mm512_set1_epi32(x.low_sums[sums]));
+        }
       }
     }
-    const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * w.fixed.panels + p) * kLanes);
-    for (int m = 0; m < M; m++) {
-      const float scale = x.scale[size_t(row + m) * w.fixed.panels + p];
-      acc[m] = fma(panel_sum(high[m], low[m]), unit * splat(scale), acc[m]);
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) {
+      const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block + b) * panels + p) * kLanes);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const float scale = x.scale[size_t(row + m) * panels + p];
+        acc[b][m] = fma(panel_sum(high[b][m], low[b][m]), unit * splat(scale), acc[b][m]);
+      }
     }
   }
 #pragma GCC unroll 4
-  for (int m = 0; m < M; m++) finish_row(w, block, acc[m], row + m, out);
+  for (int b = 0; b < B; b++)
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) finish_row(w, block + b, acc[b][m], row + m, out);
 }
 
 // Weights as 16-bit integers, in the matrix unit's order: for each two groups the high bytes, then the low ones,
@@ -248,9 +259,13 @@ inline void fixed_blocks(const PackedMatrix& w, int first, int last, const Fixed
     return;
   }
   const int parts = (rows + kFewTile - 1) / kFewTile, size = (rows + parts - 1) / parts;
-  for (int block = first; block < last; block++)
-    for (int row = 0; row < rows; row += size)
-      with_size<kFewTile>(rows - row < size ? rows - row : size, [&]<int M>() { few_rows<M>(w, block, x, row, out); });
+  for (int row = 0; row < rows; row += size)
+    with_size<kFewTile>(rows - row < size ? rows - row : size, [&]<int M>() {
+      constexpr int kBlocks = kFewTile / M;
+      int block = first;
+      for (; block + kBlocks <= last; block += kBlocks) few_rows<M, kBlocks>(w, block, x, row, out);
+      for (; block < last; block++) few_rows<M, 1>(w, block, x, row, out);
+    });
 }
 
 // Row `row` in fixed point: the largest magnitude of each panel becomes 8191. Sums are only read of a few rows.
