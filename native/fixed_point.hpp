@@ -274,9 +274,9 @@ inline void fix_row(const float* x, int k, const FixedRows& out, int row, int ro
   const size_t at = size_t(row / 16) * 16 * k + size_t(row % 16) * 64;
   for (int p = 0; p < panels; p++) {
     const int start = p * panel, end = start + panel < k ? start + panel : k;
-    f32x16 largest = {};
-    for (int i = start; i < end; i += kLanes) largest = max(abs(load<f32x16>(x + i)), largest);
-    const float top = reduce_max(largest), inverse = top > 0 ? 8191.0f / top : 0.0f;
+    Magnitudes magnitudes;
+    for (int i = start; i < end; i += kLanes) magnitudes.add(load<f32x16>(x + i));
+    const float top = magnitudes.top(), inverse = top > 0 ? 8191.0f / top : 0.0f;
     out.scale[size_t(row) * panels + p] = top / 8191.0f;
     for (int i = start; i < end; i += 64) {
       int8_t *high = out.high + at + size_t(i) * 16, *low = out.low + at + size_t(i) * 16;

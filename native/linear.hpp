@@ -197,7 +197,10 @@ inline void quantize_row(const float* x, int k, const QuantizedRows& out, int ro
   int8_t* q = out.q + size_t(tile) * k + 4 * m;
   for (int g = 0; g < groups; g++) {
     const f32x16 half[2] = {load<f32x16>(x + g * 32), load<f32x16>(x + g * 32 + 16)};
-    const float largest = reduce_max(max(abs(half[0]), abs(half[1])));
+    Magnitudes magnitudes;
+    magnitudes.add(half[0]);
+    magnitudes.add(half[1]);
+    const float largest = magnitudes.top();
     const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
     float sum[2];
     for (int h = 0; h < 2; h++) {

@@ -179,6 +179,28 @@ template <class Fold> inline float reduce(const f32x16& v, Fold fold) {
 inline float reduce_add(const f32x16& v) { return reduce(v, [](auto a, auto b) { return a + b; }); }
 inline float reduce_max(const f32x16& v) { return reduce(v, [](auto a, auto b) { return a > b ? a : b; }); }
 
+// The magnitude that is largest, of all lanes. NaN is larger than any number: what is scaled by this becomes NaN with it, and is
+// not quietly taken for something else. Magnitudes compare as whole numbers do.
+struct Magnitudes {
+  i32x16 largest = {};
+  void add(const f32x16& x) {
+    const i32x16 magnitude = bits<i32x16>(abs(x));
+    largest = select(magnitude > largest, magnitude, largest);
+  }
+  float top() const {
+#if defined(__AVX512F__)
+    const int32_t most = _mm512_reduce_max_epi32(__m512i(largest.part[0]));
+#else
+    int32_t lane[16], most = 0;
+    store(lane, largest);
+    for (int i = 0; i < 16; i++) most = lane[i] > most ? lane[i] : most;
+#endif
+    float value;
+    std::memcpy(&value, &most, sizeof value);
+    return value;
+  }
+};
+
 inline u32x16 widen(const u16x16& h) {
 #if defined(__AVX512F__)
   return bits<u32x16>(_mm512_cvtepu16_epi32(bits<__m256i>(h)));

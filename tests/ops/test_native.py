@@ -111,6 +111,19 @@ def test_the_largest_integers_do_not_saturate(isa, bits, group, zero, sign):
 
 
 @pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_input_that_is_no_number_makes_none(isa, name, rows, value):
+    """It must not be rounded into a harmless one: the request that has it is to fail, and no other."""
+    backend = NativeBackend(2, isa)
+    weight = backend.load_linear(LinearWeight((MATRICES[name](32, 64),)))
+    x = floats(rows, 64, seed=6)
+    x[1, 5] = value
+    y = run_op(backend, x, lambda ops, rows, _: ops.linear(rows, weight))
+    assert not np.isfinite(y[1]).any() and np.isfinite(np.delete(y, 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("name", MATRICES)
 def test_a_row_of_linear_is_the_same_alone_and_in_any_batch(isa, name):
     x = floats(64, 96, seed=4)
     parts = (MATRICES[name](50, 96), MATRICES["Q8_0"](18, 96))
