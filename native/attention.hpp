@@ -9,10 +9,10 @@ namespace headway::HEADWAY_ISA {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// Where one 16-token sub-block of one kv head lies: keys [d][16], values [16][d].
+// Where one 16-token sub-block of one kv head lies; see KVLayer for what is in it.
 inline size_t sub_block_offset(const KVLayer& kv, int block, int head, int sub) {
   const int subs = kv.block_size / kLanes;
-  return ((size_t(block) * kv.num_kv_heads + head) * subs + sub) * size_t(kv.head_dim) * kLanes;
+  return ((size_t(block) * kv.num_kv_heads + head) * subs + sub) * 2 * size_t(kv.head_dim) * kLanes;
 }
 
 inline size_t position_offset(const AttentionTile& t, int position) {
@@ -20,14 +20,24 @@ inline size_t position_offset(const AttentionTile& t, int position) {
   return sub_block_offset(*t.kv, block, t.kv_head, position % t.kv->block_size / kLanes);
 }
 
-// `count` lanes, the others zero.
-template <bool Bf16> inline f32x16 load_kv(const void* base, size_t at, int count = kLanes) {
-  if constexpr (!Bf16) return load_part(static_cast<const float*>(base) + at, count);
-  const uint16_t* from = static_cast<const uint16_t*>(base) + at;
-  if (count == kLanes) return from_bf16(load<u16x16>(from));
-  u16x16 part = {};
-  std::memcpy(&part, from, size_t(count) * sizeof *from);
-  return from_bf16(part);
+// Within a sub-block: dimension d of token j.
+inline size_t key_offset(int j, int d) { return size_t(d / 2) * 2 * kLanes + j * 2 + d % 2; }
+inline size_t value_offset(int head_dim, int j, int d) { return size_t(j / 2) * 2 * head_dim + d * 2 + j % 2; }
+
+// Two numbers that lie side by side in each lane: the pair's first halves and second halves.
+struct Pair {
+  f32x16 first, second;
+};
+template <bool Bf16> inline Pair load_pairs(const void* base, size_t at, int count = kLanes) {
+  if constexpr (Bf16) {
+    const float* from = reinterpret_cast<const float*>(static_cast<const uint16_t*>(base) + at);
+    const u32x16 both = bits<u32x16>(load_part(from, count));
+    return {bits<f32x16>(both << 16), bits<f32x16>(both & 0xffff0000u)};
+  }
+  float first[kLanes] = {}, second[kLanes] = {};
+  const float* from = static_cast<const float*>(base) + at;
+  for (int i = 0; i < count; i++) first[i] = from[2 * i], second[i] = from[2 * i + 1];
+  return {load<f32x16>(first), load<f32x16>(second)};
 }
 
 inline void round_bf16_row(const float* x, int k, uint16_t* out) {
@@ -37,20 +47,23 @@ inline void round_bf16_row(const float* x, int k, uint16_t* out) {
   });
 }
 
-inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {
-  const size_t at = sub_block_offset(kv, block, head, offset / kLanes) + offset % kLanes;
+// Writes x [head_dim] at offset_of(d) of the sub-block that starts at `at`.
+template <class Offset> inline void store_kv(const KVLayer& kv, void* base, size_t at, const float* x, Offset offset_of) {
   uint16_t rounded[kMaxHeadDim];
-  if (kv.is_bf16) round_bf16_row(k, kv.head_dim, rounded);
+  if (kv.is_bf16) round_bf16_row(x, kv.head_dim, rounded);
   for (int d = 0; d < kv.head_dim; d++) {
-    if (kv.is_bf16) static_cast<uint16_t*>(kv.keys)[at + size_t(d) * kLanes] = rounded[d];
-    else static_cast<float*>(kv.keys)[at + size_t(d) * kLanes] = k[d];
+    if (kv.is_bf16) static_cast<uint16_t*>(base)[at + offset_of(d)] = rounded[d];
+    else static_cast<float*>(base)[at + offset_of(d)] = x[d];
   }
 }
 
+inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {
+  const size_t at = sub_block_offset(kv, block, head, offset / kLanes);
+  store_kv(kv, kv.keys, at, k, [&](int d) { return key_offset(offset % kLanes, d); });
+}
 inline void store_value(const KVLayer& kv, int block, int offset, int head, const float* v) {
-  const size_t at = sub_block_offset(kv, block, head, offset / kLanes) + size_t(offset % kLanes) * kv.head_dim;
-  if (kv.is_bf16) round_bf16_row(v, kv.head_dim, static_cast<uint16_t*>(kv.values) + at);
-  else std::memcpy(static_cast<float*>(kv.values) + at, v, size_t(kv.head_dim) * sizeof(float));
+  const size_t at = sub_block_offset(kv, block, head, offset / kLanes);
+  store_kv(kv, kv.values, at, v, [&](int d) { return value_offset(kv.head_dim, offset % kLanes, d); });
 }
 
 // One query's running softmax: largest score, sum of exponentials, weighted values [d].
@@ -68,6 +81,11 @@ struct Range {
   int low, high;  // positions low .. high - 1
 };
 
+inline Range query_range(const AttentionTile& t, int m) {
+  const int p = t.queries[m].position;
+  return {t.window && p + 1 > t.window ? p + 1 - t.window : 0, p + 1};
+}
+
 constexpr int32_t kLaneIds[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // scores[m][p - start] = scale * q[m] . k[p], and minus infinity outside the query's own range.
@@ -75,10 +93,12 @@ template <int M, bool Bf16>
 inline void score_sub_block(const AttentionTile& t, int position, int start, const Range* range, Scratch& s) {
   const size_t at = position_offset(t, position);
   f32x16 acc[M] = {};
-  for (int d = 0; d < t.kv->head_dim; d++) {
-    const f32x16 k = load_kv<Bf16>(t.kv->keys, at + size_t(d) * kLanes);
+  for (int d = 0; d < t.kv->head_dim; d += 2) {
+    const Pair k = load_pairs<Bf16>(t.kv->keys, at + size_t(d) * kLanes);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) acc[m] = fma(k, splat(t.queries[m].q[d]), acc[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(k.first, splat(t.queries[m].q[d]), acc[m]);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) acc[m] = fma(k.second, splat(t.queries[m].q[d + 1]), acc[m]);
   }
   for (int m = 0; m < M; m++) {
     const i32x16 p = load<i32x16>(kLaneIds) + position;
@@ -112,11 +132,15 @@ inline void weigh_values(const AttentionTile& t, int position, int start, int fi
   for_lanes(head_dim, [&](int d, int count) {
     f32x16 acc[M];
     for (int m = 0; m < M; m++) acc[m] = load_part(&s.piece[who[m]][d], count);
-    for (int j = first; j < last; j++) {
-      const size_t row = at + size_t(j) * head_dim + d;
-      const f32x16 v = load_kv<Bf16>(t.kv->values, row, count);
+    const auto add = [&](const f32x16& v, int j) {
+      if (j < first || j >= last) return;
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) acc[m] = fma(v, splat(s.scores[who[m]][position - start + j]), acc[m]);
+    };
+    for (int j = first / 2 * 2; j < last; j += 2) {
+      const Pair v = load_pairs<Bf16>(t.kv->values, at + value_offset(head_dim, j, d), count);
+      add(v.first, j);
+      add(v.second, j + 1);
     }
     for (int m = 0; m < M; m++) store_part(&s.piece[who[m]][d], acc[m], count);
   });
@@ -127,7 +151,7 @@ inline bool covers(Range r, int position) { return r.low <= position && position
 // Positions outside a query's range are never multiplied, not even by zero: another request's leftovers may be NaN.
 template <int M, bool Bf16>
 inline void weigh_sub_block(const AttentionTile& t, int position, int start, const Range* range, Scratch& s) {
-  static constexpr int kAll[kMaxTile] = {0, 1, 2, 3, 4, 5, 6, 7};
+  static constexpr int kAll[] = {0, 1, 2, 3, 4, 5, 6, 7};
   bool all = true;
   for (int m = 0; m < M; m++) all = all && covers(range[m], position);
   if (all) return weigh_values<M, Bf16>(t, position, start, 0, kLanes, kAll, s);
@@ -138,16 +162,23 @@ inline void weigh_sub_block(const AttentionTile& t, int position, int start, con
   }
 }
 
-inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
+template <f32x16 (*Exp)(const f32x16&)> inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
   if (piece.total == 0.0f) return;
   const float largest = into.largest > piece.largest ? into.largest : piece.largest;
-  const float old_share = into.total == 0.0f ? 0.0f : exp(splat(into.largest - largest))[0];
-  const float new_share = exp(splat(piece.largest - largest))[0];
+  const float old_share = into.total == 0.0f ? 0.0f : Exp(splat(into.largest - largest))[0];
+  const float new_share = Exp(splat(piece.largest - largest))[0];
   for_lanes(head_dim, [&](int d, int count) {
     const f32x16 scaled = load_part(merged + d, count) * old_share;
     store_part(merged + d, fma(load_part(values + d, count), splat(new_share), scaled), count);
   });
   into = {largest, into.total * old_share + piece.total * new_share};
+}
+
+inline void finish_query(const AttentionTile& t, int m, const float* merged, Partial sum) {
+  const f32x16 inverse = splat(1.0f / sum.total);
+  for_lanes(t.kv->head_dim, [&](int d, int count) {
+    store_part(t.queries[m].out + d, load_part(merged + d, count) * inverse, count);
+  });
 }
 
 template <int M, bool Bf16>
@@ -158,8 +189,7 @@ void attention_tile(const AttentionTile& t) {
   Partial sum[M];
   int low = t.queries[0].position, high = 0;
   for (int m = 0; m < M; m++) {
-    const int p = t.queries[m].position;
-    range[m] = {t.window && p + 1 > t.window ? p + 1 - t.window : 0, p + 1};
+    range[m] = query_range(t, m);
     low = range[m].low < low ? range[m].low : low;
     high = range[m].high > high ? range[m].high : high;
     sum[m] = {kMinusInfinity, 0.0f};
@@ -176,15 +206,12 @@ void attention_tile(const AttentionTile& t) {
       std::memset(s.piece[m], 0, size_t(head_dim) * sizeof(float));
     }
     for (int p = start; p < end; p += kLanes) weigh_sub_block<M, Bf16>(t, p, start, range, s);
-    for (int m = 0; m < M; m++) merge(sum[m], s.merged[m], piece[m], s.piece[m], head_dim);
+    for (int m = 0; m < M; m++) merge<exp>(sum[m], s.merged[m], piece[m], s.piece[m], head_dim);
   }
-  for (int m = 0; m < M; m++)
-    for_lanes(head_dim, [&](int d, int count) {
-      store_part(t.queries[m].out + d, load_part(&s.merged[m][d], count) / sum[m].total, count);
-    });
+  for (int m = 0; m < M; m++) finish_query(t, m, s.merged[m], sum[m]);
 }
 
-inline void attention(const AttentionTile& t) {
+inline void vector_attention(const AttentionTile& t) {
   with_size<kTile>(t.num_queries, [&]<int M>() {
     if (t.kv->is_bf16) attention_tile<M, true>(t);
     else attention_tile<M, false>(t);

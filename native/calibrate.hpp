@@ -5,7 +5,8 @@
 
 namespace headway {
 
-// Bytes a second that the team reads from memory, over a buffer far larger than the caches.
+// Bytes a second that the team reads, over and over, of a buffer of this size: from memory when it is far larger than the
+// caches, else from the cache that holds it. At least a page for each worker.
 double read_bandwidth(ThreadPool& pool, size_t bytes);
 
 // Multiply-adds of int8 a second, counted as two operations each, with everything in registers.

@@ -15,6 +15,21 @@ inline f32x16 load_scales(const PackedMatrix& w, const void* scales, size_t inde
 
 constexpr int kPrefetchBytes = 4096;  // ahead of the group being multiplied: further than the processor looks by itself
 
+// One row of a block of outputs on its way out: the sum over k, then the bias, then the residual.
+inline void finish_row(const PackedMatrix& w, int block, f32x16 y, int row, const LinearOutput& out) {
+  const size_t first = size_t(block) * kLanes;
+  const int columns = w.n - int(first);
+  y = y + (out.bias ? load_part(out.bias + first, columns) : splat(0.0f));
+  if (out.residual) y = load_part(out.residual + size_t(row) * out.residual_stride + first, columns) + y;
+  store_part(out.y + size_t(row) * out.stride + first, y, columns);
+}
+
+}  // namespace headway::HEADWAY_ISA
+#if defined(__AMX_INT8__)
+#include "fixed_point.hpp"
+#endif
+namespace headway::HEADWAY_ISA {
+
 // dot[m][lane] = sum over one group of q[lane] * x[m], exact in int32; x is [quad][M] of four bytes.
 template <int M, int Bits, int Quads>
 inline void group_dot(const uint8_t* q, const int8_t* x, i32x16 dot[M]) {
@@ -130,24 +145,28 @@ template <int M> inline Sums<M> tile(const PackedMatrix& w, int block, const Lin
   return quant_tile<M, 8, 32, false>(w, block, x.quantized, row);
 }
 
-// Rows row .. row + M - 1 of one block: the sum over k, then the bias, then the residual.
 template <int M>
 inline void tile_to_output(const PackedMatrix& w, int block, const LinearInput& x, int row, const LinearOutput& out) {
   const Sums<M> sums = tile<M>(w, block, x, row);
-  const int columns = w.n - block * kLanes;
-  const size_t first = size_t(block) * kLanes;
-  const f32x16 bias = out.bias ? load_part(out.bias + first, columns) : splat(0.0f);
-  for (int m = 0; m < M; m++) {
-    f32x16 y = sums.acc[m] + bias;
-    if (out.residual) y = load_part(out.residual + size_t(row + m) * out.residual_stride + first, columns) + y;
-    store_part(out.y + size_t(row + m) * out.stride + first, y, columns);
-  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) finish_row(w, block, sums.acc[m], row + m, out);
 }
 
-inline void linear_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
+inline void grouped_block(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out) {
   int row = 0;
   for (; row + kTile <= x.rows; row += kTile) tile_to_output<kTile>(w, block, x, row, out);
   with_size<kTile - 1>(x.rows - row, [&]<int M>() { tile_to_output<M>(w, block, x, row, out); });
+}
+
+inline void linear_blocks(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out) {
+#if defined(__AMX_INT8__)
+  if (w.fixed.multiplier) fixed_blocks(w, first, last, x.fixed, x.rows, out);
+  else
+#endif
+  for (int block = first; block < last; block++) grouped_block(w, block, x, out);
+#if defined(__AVX__)
+  _mm256_zeroupper();  // the caller's instructions may be of the older kind, which stall on what is left in the upper halves
+#endif
 }
 
 inline int int8_operations(int iterations) {

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "calibrate.hpp"
+#include "checksum.hpp"
 #include "cpu.hpp"
 #include "pack.hpp"
 #include "program.hpp"
@@ -31,7 +33,15 @@ std::shared_ptr<Memory> copy_floats(nb::ndarray<const float, nb::c_contig, nb::d
   return memory;
 }
 
-std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb::object minimum, int bits, int zero) {
+std::shared_ptr<Memory> map_file(int descriptor, size_t bytes) {
+  auto memory = Memory::of_file(descriptor, bytes);
+  if (memory) return memory;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb::object minimum, int bits, int zero, bool fixed_point,
+                                       bool is_table) {
   const bool wide = scale.dtype() == nb::dtype<float>();
   const int n = int(q.shape(0)), k = int(q.shape(1)), groups = int(scale.shape(1));
   if (int(scale.shape(0)) != n || !groups || k % groups) throw std::invalid_argument("scales do not match the matrix");
@@ -43,7 +53,7 @@ std::shared_ptr<Weight> pack_quantized(Array<uint8_t, 2> q, AnyMatrix scale, nb:
     minima = m.data();
   }
   nb::gil_scoped_release release;
-  return std::make_shared<Weight>(q.data(), scale.data(), minima, n, k, bits, k / groups, zero, wide);
+  return std::make_shared<Weight>(q.data(), scale.data(), minima, n, k, bits, k / groups, zero, wide, fixed_point, is_table);
 }
 
 std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
@@ -52,6 +62,22 @@ std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
   nb::gil_scoped_release release;
   return std::make_shared<Weight>(data.data(), f, int(data.shape(0)), int(data.shape(1)));
 }
+
+using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+
+// What a weight's bytes mean: kept beside them in a file, as it is, and given back to `Weight`.
+std::vector<int> description(const Weight& weight) {
+  const Packing& p = weight.packing();
+  return {int(p.format), p.n, p.k, p.group, p.zero, p.wide_scales, p.has_minima, p.fixed_point, p.is_table};
+}
+
+std::shared_ptr<Weight> packed_weight(const std::vector<int>& d, std::shared_ptr<Memory> memory, size_t offset) {
+  if (d.size() != 9 || d[0] < 0 || d[0] > int(Format::q8)) throw std::invalid_argument("not the description of a packed matrix");
+  return std::make_shared<Weight>(Packing{Format(d[0]), d[1], d[2], d[3], d[4], d[5] != 0, d[6] != 0, d[7] != 0, d[8] != 0}, std::move(memory), offset);
+}
+
+// Whether a linear op multiplies these weights with int8 activations.
+bool is_int8(Format format) { return format == Format::q4 || format == Format::q8; }
 
 TensorRef ref(nb::handle t) {
   return {nb::cast<int>(t.attr("buffer")), nb::cast<int>(t.attr("offset")), nb::cast<int>(t.attr("width"))};
@@ -96,19 +122,44 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas, "Instruction sets this processor can run, best first.");
   m.def("kernel_name", [](const std::string& isa) { return std::string(kernels_for(isa).name); }, "isa"_a);
 
-  nb::class_<Memory>(m, "Vector").def_prop_ro("nbytes", &Memory::size);
-  nb::class_<Weight>(m, "Weight").def_prop_ro("nbytes", &Weight::bytes);
+  m.attr("PACKED_LAYOUT") = kPackedLayout;
+  nb::class_<Memory>(m, "Memory")
+      .def(nb::init<size_t>(), "bytes"_a)
+      .def_static("of_file", &map_file, "descriptor"_a, "bytes"_a)
+      .def_prop_ro("nbytes", &Memory::size)
+      .def_prop_ro("bytes", [](Memory& memory) { return Bytes(memory.data(), {memory.size()}, nb::find(memory)); });
+  nb::class_<Weight>(m, "Weight")
+      .def(nb::new_(&packed_weight), "description"_a, "memory"_a, "offset"_a)
+      .def_prop_ro("nbytes", &Weight::bytes)
+      .def_prop_ro("shape", [](const Weight& w) { return std::pair{w.matrix().n, w.matrix().k}; })
+      .def_prop_ro("bytes", [](Weight& w) { return Bytes(w.data(), {w.bytes()}, nb::find(w)); })
+      .def_prop_ro("description", &description)
+      .def("wide_bytes", [](const Weight& w, const std::string& isa) { return w.wide_bytes(kernels_for(isa)); }, "isa"_a)
+      .def("widen", [](Weight& w, const std::string& isa, std::shared_ptr<Memory> memory, size_t offset) {
+        w.widen(kernels_for(isa), std::move(memory), offset);
+      }, "isa"_a, "memory"_a, "offset"_a)
+      .def_prop_ro("is_int8", [](const Weight& w) { return is_int8(w.matrix().format); });
+  m.def("checksum", [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes) {
+    nb::gil_scoped_release release;
+    return checksum(bytes.data(), bytes.size());
+  }, "bytes"_a);
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
       .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
-      .def_prop_ro("nbytes", &KVCacheLayer::bytes);
-  nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "size"_a).def_prop_ro("size", &ThreadPool::size);
+      .def_prop_ro("nbytes", &KVCacheLayer::bytes)
+      .def_prop_ro("token_bytes", [](const KVCacheLayer& kv) {
+        return kv.bytes() / (size_t(kv.layer().num_blocks) * size_t(kv.layer().block_size));
+      });
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int, const std::vector<int>&>(), "size"_a, "cpus"_a = std::vector<int>())
+      .def_prop_ro("size", &ThreadPool::size);
 
   m.def("read_bandwidth", &read_bandwidth, "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("int8_rate", [](ThreadPool& pool, const std::string& isa) { return int8_rate(pool, kernels_for(isa)); }, "pool"_a,
         "isa"_a, nb::call_guard<nb::gil_scoped_release>());
 
   m.def("copy_floats", &copy_floats, "values"_a);
-  m.def("pack_quantized", &pack_quantized, "q"_a, "scale"_a, "minimum"_a.none(), "bits"_a, "zero"_a);
+  m.def("pack_quantized", &pack_quantized, "q"_a, "scale"_a, "minimum"_a.none(), "bits"_a, "zero"_a,
+        "fixed_point"_a = false, "is_table"_a = false);
   m.def("pack_dense", &pack_dense, "data"_a, "format"_a);
 
   nb::class_<Program>(m, "Program")
@@ -137,6 +188,8 @@ NB_MODULE(_native, m) {
            "out"_a)
       .def("take_logit_rows", [](Program& p, nb::handle x, nb::handle out) { p.take_logit_rows(ref(x), ref(out)); }, "x"_a, "out"_a)
       .def("run", &run, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a)
+      .def("profile", &Program::profile, "on"_a)
+      .def("seconds", &Program::seconds)
       .def("view", [](nb::object self, int buffer, int rows) { return buffer_view(self, buffer, rows); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes);
 

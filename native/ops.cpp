@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <vector>
 
 namespace headway {
 
@@ -39,65 +41,111 @@ struct RmsNormOp : Op {
   }
 };
 
+// y = x W^T of one or more matrices side by side. Few rows: all workers share the blocks of outputs. Many: each has rows of its
+// own, whose data stay in its cache from one op to the next.
 struct LinearOp : Op {
+  static constexpr int kOwnRows = 96;             // a worker that has as many computes them alone
+  static constexpr int kGatedFloats = 1 << 16;    // of gates, and of ups, that wait for each other at a time
   TensorRef x;
   LinearSpec spec;
   TensorRef out;
   int k, total_blocks = 0;
-  bool needs_int8 = false;
+  bool needs_int8 = false, needs_fixed = false;
 
   LinearOp(TensorRef x, LinearSpec linear, TensorRef out)
       : x(x), spec(std::move(linear)), out(out), k(spec.parts.front()->matrix().k) {
     for (const auto& part : spec.parts) {
-      const Format format = part->matrix().format;
-      needs_int8 = needs_int8 || format == Format::q4 || format == Format::q8;
+      const PackedMatrix& w = part->matrix();
+      if (w.fixed.multiplier) needs_fixed = true;
+      else if (w.format == Format::q4 || w.format == Format::q8) needs_int8 = true;
       total_blocks += blocks(*part);
     }
+    if (!spec.gated) return;
+    if (spec.parts.size() != 2 || spec.parts[0]->matrix().n != spec.parts[1]->matrix().n || spec.residual)
+      throw std::invalid_argument("a gated linear op has two parts of equal size and no residual");
+    total_blocks /= 2;  // of the result
   }
 
   static int blocks(const Weight& part) { return (part.matrix().n + kLanes - 1) / kLanes; }
-  bool is_staged() const { return spec.norm || spec.gated; }
 
   void run(const Context& c) const override {
-    const int rows = c.rows_of(x);
-    // A single row is prepared by every worker for itself: that is quicker than to wait for each other.
-    const int first = rows == 1 ? c.worker : 0;
-    if (is_staged() || needs_int8) {
-      if (rows == 1) prepare(c, 0, first, rows);
-      else {
-        c.split_rows(rows, [&](int r) { prepare(c, r, 0, rows); });
-        c.pool.barrier();
-      }
+    const int rows = c.rows_of(x), chunk = std::max(1, total_blocks / (c.workers * 8));
+    if (!rows) return;  // a step that samples nothing
+    if (rows >= kOwnRows * c.workers) {
+      const int share = (rows + c.workers - 1) / c.workers + kFixedTile - 1 & -kFixedTile;
+      const int first = std::min(rows, c.worker * share), last = std::min(rows, first + share);
+      for (int r = first; r < last; r++) prepare(c, r, first, r - first, last - first);
+      if (first < last)
+        for (int b = 0; b < total_blocks; b += chunk) run_blocks(c, input(c, first, last - first, first), first, b, chunk);
+      return;
     }
-    LinearInput input{rows, c.row(x, 0), c.stride(x), c.program.quantized(first, k)};
-    if (is_staged()) input.x = c.program.staged(first, k), input.stride = k;
-    const int chunk = std::max(1, total_blocks / (c.workers * 8));
+    // A single row is prepared by every worker for itself: that is quicker than to wait for each other.
+    const int place = rows == 1 ? c.worker * kFixedTile : 0;
+    if (rows == 1) prepare(c, 0, place, 0, 1);
+    else if (spec.norm || needs_int8 || needs_fixed) {
+      c.split_rows(rows, [&](int r) { prepare(c, r, 0, r, rows); });
+      c.pool.barrier();
+    }
     c.take_items((total_blocks + chunk - 1) / chunk, [&](int item) {
-      for (int b = item * chunk; b < std::min((item + 1) * chunk, total_blocks); b++) run_block(c, input, b);
+      run_blocks(c, input(c, 0, rows, place), 0, item * chunk, chunk);
     });
   }
 
-  // Input row r in the forms the parts read, in a set of `rows` rows that starts at `first` of the shared room.
-  void prepare(const Context& c, int r, int first, int rows) const {
+  // Row r of x, in the forms that the parts read, as row `index` of a set of `rows` rows kept at `place` of the shared room.
+  void prepare(const Context& c, int r, int place, int index, int rows) const {
     const float* row = c.row(x, r);
-    float* staged = c.program.staged(first + r, k);
-    if (spec.norm) c.kernels.rms_norm(row, reinterpret_cast<const float*>(spec.norm->data()), k, spec.eps, staged);
-    if (spec.gated) c.kernels.gated(row, row + k, k, *spec.gated, staged);
-    if (needs_int8) c.kernels.quantize_row(is_staged() ? staged : row, k, c.program.quantized(first, k), r, rows);
+    if (spec.norm) {
+      float* normed = c.program.staged(place + index, k);
+      c.kernels.rms_norm(row, reinterpret_cast<const float*>(spec.norm->data()), k, spec.eps, normed);
+      row = normed;
+    }
+    if (needs_int8) c.kernels.quantize_row(row, k, c.program.quantized(place, k), index, rows);
+    if (needs_fixed) c.kernels.fix_row(row, k, c.program.fixed(place, k), index, rows);
   }
 
-  void run_block(const Context& c, const LinearInput& input, int block) const {
-    int column = 0;
+  LinearInput input(const Context& c, int first, int rows, int place) const {
+    LinearInput input{rows, c.row(x, first), c.stride(x), c.program.quantized(place, k), {}};
+    if (needs_fixed) input.fixed = c.program.fixed(place, k);
+    if (spec.norm) input.x = c.program.staged(place, k), input.stride = k;
+    return input;
+  }
+
+  // Blocks [first, first + count) of the output, for the input's rows, which begin at `row`.
+  void run_blocks(const Context& c, const LinearInput& input, int row, int first, int count) const {
+    const int last = std::min(first + count, total_blocks);
+    if (spec.gated) {
+      const int step = std::clamp(kGatedFloats / (input.rows * kLanes), 1, count);
+      for (int b = first; b < last; b += step) run_gated(c, input, row, b, std::min(b + step, last));
+      return;
+    }
+    int column = 0, start = 0;  // of the part
     for (const auto& part : spec.parts) {
-      if (block < blocks(*part)) {
-        LinearOutput to{c.row(out, 0) + column, c.stride(out), nullptr, nullptr, 0};
-        if (spec.bias) to.bias = reinterpret_cast<const float*>(spec.bias->data()) + column;
-        if (spec.residual) to.residual = c.row(*spec.residual, 0) + column, to.residual_stride = c.stride(*spec.residual);
-        return c.kernels.linear_block(part->matrix(), block, input, to);
+      const int from = std::max(first, start), to = std::min(last, start + blocks(*part));
+      if (from < to) {
+        LinearOutput y{c.row(out, row) + column, c.stride(out), bias_at(column), nullptr, 0};
+        if (spec.residual) y.residual = c.row(*spec.residual, row) + column, y.residual_stride = c.stride(*spec.residual);
+        c.kernels.linear_blocks(part->matrix(), from - start, to - start, input, y);
       }
-      block -= blocks(*part);
+      start += blocks(*part);
       column += part->matrix().n;
     }
+  }
+
+  // act(gate) * up: both halves of these columns first, near at hand.
+  void run_gated(const Context& c, const LinearInput& input, int row, int first, int last) const {
+    static thread_local std::vector<float> room;
+    const int n = spec.parts[0]->matrix().n, column = first * kLanes, width = std::min(last * kLanes, n) - column;
+    const int stride = (last - first) * kLanes;
+    room.resize(std::max(room.size(), size_t(input.rows) * stride * 2));
+    float* halves[2] = {room.data(), room.data() + size_t(input.rows) * stride};
+    for (int i = 0; i < 2; i++)
+      c.kernels.linear_blocks(spec.parts[i]->matrix(), first, last, input, {halves[i] - column, stride, bias_at(i * n), nullptr, 0});
+    for (int r = 0; r < input.rows; r++)
+      c.kernels.gated(halves[0] + size_t(r) * stride, halves[1] + size_t(r) * stride, width, *spec.gated, c.row(out, row + r) + column);
+  }
+
+  const float* bias_at(int column) const {
+    return spec.bias ? reinterpret_cast<const float*>(spec.bias->data()) + column : nullptr;
   }
 };
 
@@ -152,7 +200,7 @@ struct AttentionOp : Op {
 
   int tile_size(const Context& c) const {
     const int queries = c.step.rows * group() * kv->layer().num_kv_heads;
-    return std::clamp(queries / c.workers, 1, c.kernels.tile);  // few queries: smaller tiles, so that every worker has some
+    return std::clamp(queries / c.workers, 1, c.kernels.attention_tile(kv->layer()));  // few queries: smaller tiles, so that every worker has some
   }
 
   void run(const Context& c) const override {

@@ -1,5 +1,7 @@
 #include "pack.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -27,9 +29,59 @@ size_t data_bytes(Format format, int n, int k) {
   return 0;
 }
 
-size_t scale_bytes(const void* scales, int n, int k, int group, bool wide) {
-  return scales ? size_t(blocks_of(n)) * kLanes * (k / group) * (wide ? 4 : 2) : 0;
+size_t scale_bytes(const Packing& p) {
+  if (!p.group || (p.fixed_point && !p.is_table)) return 0;
+  return size_t(blocks_of(p.n)) * kLanes * (p.k / p.group) * (p.wide_scales ? 4 : 2);
 }
+
+int num_panels(int k) { return (k + fixed_panel(k) - 1) / fixed_panel(k); }
+size_t multiplier_bytes(const Packing& p) { return p.fixed_point ? size_t(blocks_of(p.n)) * kLanes * (p.k / 32) * 2 : 0; }
+size_t unit_bytes(const Packing& p) { return p.fixed_point ? size_t(blocks_of(p.n)) * kLanes * num_panels(p.k) * 4 : 0; }
+
+// Where each part of a weight begins, and where the last ends.
+struct Sections {
+  explicit Sections(const Packing& p)
+      : scale(aligned_size(data_bytes(p.format, p.n, p.k), 64)),
+        minimum(scale + aligned_size(scale_bytes(p), 64)),
+        multiplier(minimum + (p.has_minima ? aligned_size(scale_bytes(p), 64) : 0)),
+        offset(multiplier + multiplier_bytes(p)),
+        unit(offset + (p.has_minima ? multiplier_bytes(p) : 0)),
+        end(unit + unit_bytes(p)) {}
+  size_t scale, minimum, multiplier, offset, unit, end;
+};
+
+const Packing& checked(const Packing& p) {
+  if (p.n < 1 || p.k < 1) throw std::invalid_argument("a matrix needs outputs and inputs");
+  if (p.format != Format::q4 && p.format != Format::q8) {
+    if (p.k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
+    if (p.group || p.has_minima || p.fixed_point) throw std::invalid_argument("only integers have scales and minima");
+    return p;
+  }
+  if (p.fixed_point && (p.format != Format::q4 || p.k % 64)) throw std::invalid_argument("fixed point is for 4 bits and inputs a multiple of 64");
+  if (p.k % 32 || (p.group != 16 && p.group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
+  if (p.group == 16 && (p.format == Format::q4 || p.has_minima)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
+  if (p.has_minima && p.zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
+  return p;
+}
+
+float half_to_float(uint16_t h) {
+  const bool is_special = (h & 0x7c00) == 0x7c00;
+  const uint32_t magnitude = uint32_t(h & 0x7fff) << 13 | (is_special ? 0x7f800000u : 0);
+  float value;
+  std::memcpy(&value, &magnitude, sizeof value);
+  if (!is_special) value *= 0x1p112f;  // moved into place, exponent and mantissa are the value times 2^-112
+  return h & 0x8000 ? -value : value;
+}
+
+// Scales or minima as they came, in double; zero where there are none.
+struct ScaleReader {
+  const void* values;
+  bool wide;
+  double operator[](size_t i) const {
+    if (!values) return 0;
+    return wide ? double(static_cast<const float*>(values)[i]) : double(half_to_float(static_cast<const uint16_t*>(values)[i]));
+  }
+};
 
 template <class T> void pack_scales(const void* from, uint8_t* to, int n, int groups) {
   const T* source = static_cast<const T*>(from);
@@ -66,6 +118,11 @@ template <class T> void pack_dense(const void* from, uint8_t* to, int n, int k) 
 
 }  // namespace
 
+int fixed_panel(int k) {
+  const int panels = (k + kFixedPanel - 1) / kFixedPanel;
+  return (k / 64 + panels - 1) / panels * 64;
+}
+
 // Large memory comes from the system already zero and untouched: a KV pool costs pages only as they are used.
 Memory::Memory(size_t bytes) : size_(bytes) {
   if (!bytes) return;
@@ -76,52 +133,114 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     std::memset(data_, 0, whole);
     return;
   }
-  void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
+  mapped_ = whole + kHugePage;  // so that it can begin where a huge page does
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED) throw std::bad_alloc();
+  data_ = reinterpret_cast<uint8_t*>(aligned_size(reinterpret_cast<size_t>(mapping_), kHugePage));
 #if defined(MADV_HUGEPAGE)
-  madvise(p, whole, MADV_HUGEPAGE);
+  madvise(data_, whole, MADV_HUGEPAGE);
 #endif
-  data_ = static_cast<uint8_t*>(p);
-  mapped_ = whole;
 }
 
 Memory::~Memory() {
-  if (mapped_) munmap(data_, mapped_);
+  if (mapped_) munmap(mapping_, mapped_);
   else std::free(data_);
 }
 
-Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero,
-               bool wide_scales)
-    : data_(data_bytes(bits == 4 ? Format::q4 : Format::q8, n, k)),
-      scale_(scale_bytes(scale, n, k, group, wide_scales)),
-      minimum_(scale_bytes(minimum, n, k, group, wide_scales)) {
-  if (k % 32 || (group != 16 && group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
-  if (group == 16 && (bits == 4 || minimum)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
-  if (minimum && zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
-  const Format format = bits == 4 ? Format::q4 : Format::q8;
-  if (format == Format::q4) pack_q4(q, data_.data(), n, k);
-  else pack_q8(q, data_.data(), n, k);
-  for (auto [from, to] : {std::pair{scale, &scale_}, std::pair{minimum, &minimum_}}) {
-    if (!from) continue;
-    if (wide_scales) pack_scales<uint32_t>(from, to->data(), n, k / group);
-    else pack_scales<uint16_t>(from, to->data(), n, k / group);
-  }
-  matrix_ = {format, n, k, group, float(zero), wide_scales, data_.data(), scale_.data(), minimum ? minimum_.data() : nullptr};
+std::shared_ptr<Memory> Memory::of_file(int descriptor, size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (p == MAP_FAILED) return nullptr;
+  return std::shared_ptr<Memory>(new Memory(static_cast<uint8_t*>(p), bytes));
 }
 
-Weight::Weight(const void* data, Format format, int n, int k)
-    : data_(data_bytes(format, n, k)), scale_(0), minimum_(0) {
-  if (k % 2) throw std::invalid_argument("a matrix needs an even number of inputs");
-  if (format == Format::f32) pack_dense<uint32_t>(data, data_.data(), n, k);
-  else pack_dense<uint16_t>(data, data_.data(), n, k);
-  matrix_ = {format, n, k, 0, 0.0f, false, data_.data(), nullptr, nullptr};
+Weight::Weight(const Packing& packing, std::shared_ptr<Memory> memory, size_t offset)
+    : packing_(checked(packing)), bytes_(Sections(packing).end), memory_(std::move(memory)) {
+  if (offset % 64 || offset > memory_->size() || bytes_ > memory_->size() - offset)
+    throw std::invalid_argument("a packed matrix is not inside its memory");
+  const Sections at(packing);
+  const uint8_t* data = memory_->data() + offset;
+  matrix_ = {packing.format, packing.n, packing.k, packing.group, float(packing.zero), packing.wide_scales,
+             data, data + at.scale, packing.has_minima ? data + at.minimum : nullptr, {}};
+  if (packing.fixed_point)
+    matrix_.fixed = {fixed_panel(packing.k), num_panels(packing.k), reinterpret_cast<const int16_t*>(data + at.multiplier),
+                     packing.has_minima ? reinterpret_cast<const int16_t*>(data + at.offset) : nullptr,
+                     reinterpret_cast<const float*>(data + at.unit), nullptr};
+}
+
+Weight::Weight(const Packing& packing)
+    : Weight(packing, std::make_shared<Memory>(Sections(checked(packing)).end), 0) {}
+
+Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, int k, int bits, int group, int zero,
+               bool wide_scales, bool fixed_point, bool is_table)
+    : Weight(Packing{bits == 4 ? Format::q4 : Format::q8, n, k, group, zero, wide_scales, minimum != nullptr, fixed_point, is_table}) {
+  const Sections at(packing_);
+  uint8_t* to = memory_->data();
+  if (packing_.format == Format::q4) pack_q4(q, to, n, k);
+  else pack_q8(q, to, n, k);
+  for (auto [from, start] : {std::pair{scale, at.scale}, std::pair{minimum, at.minimum}}) {
+    if (!from || !scale_bytes(packing_)) continue;
+    if (wide_scales) pack_scales<uint32_t>(from, to + start, n, k / group);
+    else pack_scales<uint16_t>(from, to + start, n, k / group);
+  }
+  if (fixed_point) pack_fixed_point(scale, minimum);
+}
+
+// A panel's unit makes its largest weight 32767, less what the rounding of multiplier and offset may add. Offsets are rounded
+// so that the rounding of a multiplier does least harm: none in the middle of the range of q.
+void Weight::pack_fixed_point(const void* scale, const void* minimum) {
+  constexpr int kMost = 15;
+  const auto [format, n, k, group, zero, wide, has_minima, fixed_point, is_table] = packing_;
+  const int groups = k / 32, panel = fixed_panel(k), panels = num_panels(k);
+  const ScaleReader scales{scale, wide}, minima{minimum, wide};
+  const Sections at(packing_);
+  int16_t* multiplier = reinterpret_cast<int16_t*>(memory_->data() + at.multiplier);
+  int16_t* offset = reinterpret_cast<int16_t*>(memory_->data() + at.offset);
+  float* unit = reinterpret_cast<float*>(memory_->data() + at.unit);
+  for (int row = 0; row < n; row++)
+    for (int p = 0; p < panels; p++) {
+      const int first = p * panel / 32, last = std::min(groups, first + panel / 32);
+      const size_t source = size_t(row) * groups, block = size_t(row / kLanes), lane = size_t(row % kLanes);
+      double largest = 0;
+      for (int g = first; g < last; g++) {
+        const double s = scales[source + g], low = minima[source + g] - s * zero;
+        largest = std::max({largest, std::abs(low), std::abs(low + s * kMost)});
+      }
+      const double step = largest / (32767 - kMost - 1), inverse = step > 0 ? 1 / step : 0;
+      unit[(block * panels + p) * kLanes + lane] = float(step);
+      for (int g = first; g < last; g++) {
+        const size_t to = ((block * (groups / 2) + g / 2) * kLanes + lane) * 2 + g % 2;
+        const double s = scales[source + g] * inverse, whole = std::nearbyint(s);
+        multiplier[to] = int16_t(whole);
+        if (has_minima) offset[to] = int16_t(std::nearbyint(minima[source + g] * inverse + (s - whole) * kMost / 2));
+      }
+    }
+}
+
+Weight::Weight(const void* data, Format format, int n, int k) : Weight(Packing{format, n, k}) {
+  if (format == Format::f32) pack_dense<uint32_t>(data, memory_->data(), n, k);
+  else pack_dense<uint16_t>(data, memory_->data(), n, k);
+}
+
+size_t Weight::wide_bytes(const Kernels& kernels) const {
+  return kernels.widen_block && packing_.fixed_point ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k * 2 : 0;
+}
+
+void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset) {
+  const size_t block_bytes = size_t(kLanes) * packing_.k * 2;
+  if (offset % 64 || offset > memory->size() || wide_bytes(kernels) > memory->size() - offset)
+    throw std::invalid_argument("a wide weight is not inside its memory");
+  for (int block = 0; block < blocks_of(packing_.n); block++)
+    kernels.widen_block(matrix_, block, memory->data() + offset + block * block_bytes);
+  matrix_.fixed.wide = memory->data() + offset;
+  wide_ = std::move(memory);
 }
 
 KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)
-    : keys_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4)), values_(keys_.size()) {
+    : memory_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4) * 2) {
   if (block_size % kLanes) throw std::invalid_argument("block_size must be a multiple of 16");
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is larger than 512");
-  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, keys_.data(), values_.data()};
+  uint8_t* values = memory_.data() + size_t(kLanes) * head_dim * (is_bf16 ? 2 : 4);
+  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, memory_.data(), values};
 }
 
 }  // namespace headway

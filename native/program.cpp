@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #include "ops.hpp"
@@ -48,11 +49,29 @@ void Program::take_logit_rows(TensorRef x, TensorRef out) { ops_.push_back(make_
 void Program::reserve_inputs(int k) {
   if (k <= reserved_k_) return;
   reserved_k_ = k;
-  const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size()})), groups = rows * (k / kActivationGroup);
+  const size_t rows = size_t(std::max({max_rows_, max_logit_rows_, pool_.size() * kFixedTile})), groups = rows * (k / kActivationGroup);
   staged_ = std::make_unique<Memory>(rows * k * sizeof(float));
   quantized_memory_ = std::make_unique<Memory>(rows * k + groups * 5 * sizeof(float));
+  if (kernels_.fix_row) reserve_fixed(rows, k);
   float* floats = reinterpret_cast<float*>(quantized_memory_->data());
   quantized_ = {reinterpret_cast<int8_t*>(floats + groups * 5), floats, floats + groups, floats + groups * 2, floats + groups * 4};
+}
+
+// Rows fill whole tiles, of which every worker may need one of its own.
+void Program::reserve_fixed(size_t rows, int k) {
+  const size_t padded = (std::max(rows, size_t(pool_.size()) * kFixedTile) + kFixedTile - 1) / kFixedTile * kFixedTile;
+  const size_t sums = padded * (k / 64);
+  fixed_memory_ = std::make_unique<Memory>(padded * k * 2 + sums * 2 * sizeof(int32_t) + sums * sizeof(float));
+  int8_t* bytes = reinterpret_cast<int8_t*>(fixed_memory_->data());
+  int32_t* words = reinterpret_cast<int32_t*>(bytes + padded * k * 2);
+  fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + sums * 2), words, words + sums};
+}
+
+FixedRows Program::fixed(int row, int k) const {
+  const int panel = fixed_panel(k), panels = (k + panel - 1) / panel;
+  const size_t sums = size_t(row) * (k / 64);
+  return {panel, panels, fixed_.high + size_t(row) * k, fixed_.low + size_t(row) * k, fixed_.scale + size_t(row) * panels,
+          fixed_.high_sums + sums, fixed_.low_sums + sums};
 }
 
 QuantizedRows Program::quantized(int row, int k) const {
@@ -84,20 +103,33 @@ void Program::check(const Step& step) const {
   }
 }
 
+template <class AfterOp> void Program::replay(const Step& step, int worker, AfterOp after_op) {
+  for (size_t i = 0; i < ops_.size(); i++) {
+    ops_[i]->run(Context{*this, step, pool_, kernels_, worker, pool_.size(), next_[i]});
+    pool_.barrier();
+    after_op(i);
+  }
+}
+
 void Program::run(const Step& step) {
   check(step);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(ops_.size());
   for (size_t i = 0; i < ops_.size(); i++) next_[i].store(0, std::memory_order_relaxed);
+  if (seconds_.empty()) return pool_.run([&](int worker) { replay(step, worker, [](size_t) {}); });
   pool_.run([&](int worker) {
-    for (size_t i = 0; i < ops_.size(); i++) {
-      ops_[i]->run(Context{*this, step, pool_, kernels_, worker, pool_.size(), next_[i]});
-      pool_.barrier();
-    }
+    auto last = std::chrono::steady_clock::now();
+    replay(step, worker, [&](size_t op) {
+      if (worker) return;
+      const auto now = std::chrono::steady_clock::now();
+      seconds_[op] += std::chrono::duration<double>(now - last).count();
+      last = now;
+    });
   });
 }
 
 size_t Program::workspace_bytes() const {
   size_t total = quantized_memory_ ? quantized_memory_->size() + staged_->size() : 0;
+  if (fixed_memory_) total += fixed_memory_->size();
   for (const Buffer& b : buffers_) total += b.memory->size();
   return total;
 }

@@ -34,7 +34,7 @@ struct LinearSpec {
   std::shared_ptr<Memory> bias;                // of all parts; null: none
   std::shared_ptr<Memory> norm;                // the input is normalised first; null: not
   float eps = 0;
-  std::optional<Activation> gated;             // the input is gate | up, and act(gate) * up is taken first
+  std::optional<Activation> gated;             // the two parts are gate and up: the result is act(gate) * up
   std::optional<TensorRef> residual;           // added to the result
 };
 
@@ -88,6 +88,10 @@ class Program {
   // Throws std::out_of_range, before anything is computed, for a step that would read or write outside its memory.
   void run(const Step& step);
 
+  // While on, `run` adds up the seconds of each op, as its first worker sees them: from the barrier before to the one after.
+  void profile(bool on) { seconds_.assign(on ? ops_.size() : 0, 0); }
+  const std::vector<double>& seconds() const { return seconds_; }
+
   float* buffer(int id) const { return reinterpret_cast<float*>(buffers_[id].memory->data()); }
   int width(int id) const { return buffers_[id].width; }
   bool has_logit_rows(int id) const { return buffers_[id].logit_rows; }
@@ -97,6 +101,7 @@ class Program {
   // since they run one after another.
   float* staged(int row, int k) const { return reinterpret_cast<float*>(staged_->data()) + size_t(row) * k; }
   QuantizedRows quantized(int row, int k) const;
+  FixedRows fixed(int row, int k) const;  // `row` a multiple of kFixedTile
 
  private:
   struct Buffer {
@@ -105,7 +110,9 @@ class Program {
     std::unique_ptr<Memory> memory;
   };
 
+  template <class AfterOp> void replay(const Step& step, int worker, AfterOp after_op);
   void reserve_inputs(int k);
+  void reserve_fixed(size_t rows, int k);
   void check(const Step& step) const;
 
   ThreadPool& pool_;
@@ -115,9 +122,11 @@ class Program {
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Op>> ops_;
   std::unique_ptr<std::atomic<int>[]> next_;
+  std::vector<double> seconds_;  // of each op; empty: not profiled
   int reserved_k_ = 0;
-  std::unique_ptr<Memory> staged_, quantized_memory_;
+  std::unique_ptr<Memory> staged_, quantized_memory_, fixed_memory_;
   QuantizedRows quantized_{};
+  FixedRows fixed_{};
 };
 
 }  // namespace headway

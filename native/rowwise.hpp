@@ -32,7 +32,8 @@ inline void rope(const float* x, const float* table, int d, float* y) {
   });
 }
 
-inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+// The argument is bounded so that the denominator is finite; below, the result is 0 as far as x * sigmoid(x) can tell.
+inline f32x16 sigmoid(f32x16 x) { return reciprocal(1.0f + exp(select(x < -87.0f, splat(87.0f), -x))); }
 
 // tanh(u) = 2 sigmoid(2u) - 1, so 0.5 x (1 + tanh(u)) = x sigmoid(2u).
 inline f32x16 gelu_tanh(f32x16 x) {

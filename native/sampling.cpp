@@ -249,14 +249,16 @@ void report_logprobs(const float* logits, int vocab, int token, int count, int r
 
 void sample_rows(const float* logits, int rows, int vocab, const Batch& b, const Outputs& out, ThreadPool& pool) {
   std::atomic<int> next{0};
-  pool.run([&](int) {
+  const auto share = [&](int) {
     for (int row; (row = next++) < rows;) {
       const float* own = logits + size_t(row) * size_t(vocab);
       const int token = RowSampler(b, row, vocab).sample(own);
       out.token_ids[row] = token;
       if (token != kFailed && b.num_logprobs[row] >= 0) report_logprobs(own, vocab, token, b.num_logprobs[row], row, out);
     }
-  });
+  };
+  if (rows == 1) share(0);  // nothing to share: waking the others would take longer
+  else pool.run(share);
 }
 
 template <class T> const T* column(nb::handle batch, const char* name, size_t size) {

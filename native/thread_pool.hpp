@@ -7,12 +7,15 @@
 
 namespace headway {
 
-// Waiting spins for a while, since the next phase is microseconds away, then yields: on a machine shared with the HTTP loop
-// pure spinning would keep the very thread from running that is being waited for. Between jobs workers sleep.
+// Waiting spins for a while, since the next phase is microseconds away, then sleeps: on a machine shared with others pure
+// spinning would keep the very thread from running that is being waited for. How long a barrier spins is learned, see
+// `barrier`. Between jobs workers spin for the time that a step's Python takes, then sleep.
 class ThreadPool {
  public:
-  explicit ThreadPool(int size);
-  ~ThreadPool();
+  // `cpus`: empty, or a processor for each worker. The first stays free, for the caller, whose thread is never pinned. Throws
+  // std::runtime_error for a processor that this process may not use, or where threads cannot be pinned.
+  explicit ThreadPool(int size, const std::vector<int>& cpus = {});
+  ~ThreadPool() { stop(); }
   int size() const { return int(threads_.size()) + 1; }
 
   // Calls job(worker) on every worker, the caller being worker 0, and returns when all are done.
@@ -23,6 +26,7 @@ class ThreadPool {
 
  private:
   void work(int worker);
+  void stop();
 
   std::vector<std::thread> threads_;
   const std::function<void(int)>* job_ = nullptr;

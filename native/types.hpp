@@ -7,12 +7,29 @@
 namespace headway {
 
 constexpr int kLanes = 16;           // outputs in a block of a packed matrix, tokens in a sub-block of the KV cache
-constexpr int kMaxTile = 8;          // the most queries in an attention tile, on any instruction set
+constexpr int kMaxTile = 16;         // the most queries in an attention tile, on any instruction set
 constexpr int kActivationGroup = 32; // inputs that share one int8 scale
 constexpr int kAttentionSplit = 256; // absolute positions whose partial results are formed together, then merged in order
+constexpr int kFixedTile = 16;       // rows of fixed-point activations that lie together
+constexpr int kFixedPanel = 1024;    // the most inputs whose products in fixed point are sure to fit 32 bits
 constexpr int kMaxHeadDim = 512;
 
 enum class Format : int { f32, f16, bf16, q4, q8 };
+
+// A second description of quantised weights, for fixed_point.hpp: W = unit * (multiplier * q + offset), the bracket within 16
+// bits. A panel is `panel` inputs, of which there are `panels`.
+//   multiplier, offset  [n/16][k/64][16][2]   int16, two groups of 32 side by side; no offset: -zero * multiplier
+//   unit                [n/16][panels][16]
+struct FixedPoint {
+  int panel, panels;
+  const int16_t* multiplier;  // null: the matrix has no such description
+  const int16_t* offset;      // null: none
+  const float* unit;
+  const uint8_t* wide;        // the brackets themselves, as fixed_point.hpp multiplies many rows with them; null: not kept
+};
+
+// Files of packed weights are known by this number: raise it with every change to what PackedMatrix's bytes mean.
+constexpr int kPackedLayout = 1;
 
 // A weight matrix [n, k] repacked into the order the kernels read: blocks of 16 outputs, k inside.
 //   f32, f16, bf16  data [n/16][k][16]
@@ -29,6 +46,7 @@ struct PackedMatrix {
   const uint8_t* data;
   const void* scale;
   const void* minimum;  // null: none
+  FixedPoint fixed;
 };
 
 // Rows of int8 activations: x ~ scale * q in groups of 32, scaled by the group's own largest value. Rows are kept in tiles of
@@ -44,22 +62,37 @@ struct QuantizedRows {
   float* scaled_sum;
 };
 
-// The input of a linear op, in float and, where a part is quantised, in int8.
+// Rows of 14-bit activations: x = scale * (128 * high + low), scaled by the largest value of each panel. Tiles of kFixedTile rows:
+//   high, low            [tile][k/64][row][64]
+//   scale                [row][panels]
+//   high_sums, low_sums  [row][k/64]   sums of 32 and 32 bytes, as two halves of a word
+struct FixedRows {
+  int panel, panels;
+  int8_t* high;
+  int8_t* low;
+  float* scale;
+  int32_t* high_sums;
+  int32_t* low_sums;
+};
+
+// The input of a linear op, in float and, where a part is quantised, in the forms the parts take.
 struct LinearInput {
   int rows;
   const float* x;   // [rows], stride below
   int stride;
   QuantizedRows quantized;
+  FixedRows fixed;
 };
 
 // One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
-//   keys    [block][kv_head][sub][d][16]   so that 16 scores are formed without a horizontal sum
-//   values  [block][kv_head][sub][16][d]
+//   [block][kv_head][sub] { keys [d/2][16][2], then values [16/2][d][2] }
+// Sixteen scores are formed without a horizontal sum; pairs, since two bf16 numbers are unpacked, or multiplied, at once; keys
+// beside values, since who reads the ones in order has the others fetched ahead.
 struct KVLayer {
   int num_kv_heads, head_dim, num_blocks, block_size;
   bool is_bf16;
-  void* keys;
-  void* values;
+  void* keys;    // the first sub-block's
+  void* values;  // likewise
 };
 
 // Where a linear op's results go, from its first column on: y = x W^T + bias, and added to `residual` where there is one.
@@ -93,15 +126,20 @@ enum class Activation : int { silu, gelu_tanh };
 // One instruction set's implementation of everything that touches numbers.
 struct Kernels {
   const char* name;
-  int tile;  // rows in a tile of a linear op, and the most queries `attention` takes at once
+  int tile;  // rows in a tile of `quantize_row`
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
-  // Columns 16 * block .. of the output, for all rows.
-  void (*linear_block)(const PackedMatrix& w, int block, const LinearInput& x, const LinearOutput& out);
+  // The wide form of one block, 2 * 16 * k bytes; null where the instruction set has none.
+  void (*widen_block)(const PackedMatrix& w, int block, uint8_t* wide);
+  // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
+  void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
+  // Columns 16 * first .. 16 * last - 1 of the output, for all rows.
+  void (*linear_blocks)(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);
   void (*rms_norm)(const float* x, const float* weight, int d, float eps, float* y);
   void (*rope)(const float* x, const float* table, int d, float* y);
   void (*store_key)(const KVLayer& kv, int block, int offset, int head, const float* k);
   void (*store_value)(const KVLayer& kv, int block, int offset, int head, const float* v);
+  int (*attention_tile)(const KVLayer& kv);  // the most queries `attention` takes at once
   void (*attention)(const AttentionTile& tile);
   void (*gated)(const float* gate, const float* up, int width, Activation kind, float* y);
   void (*add)(const float* x, const float* y, int width, float* out);

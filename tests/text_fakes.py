@@ -50,7 +50,9 @@ def make_parts(executor: FakeExecutor, generation_defaults: dict[str, Any] | Non
         card=ModelCard("echo", "fake", "none", "1", "0" * 64, max_context, VOCAB_SIZE, 0),
         eos_token_ids=frozenset({EOS}),
         generation_defaults=generation_defaults or {},
-        report=StartupReport(0, 0, 0, executor.info.num_blocks, executor.info.block_size, max_context, 1, "fake", 0.0),
+        report=StartupReport(
+            0, 0, 0, executor.info.num_blocks, executor.info.block_size, max_context, 1, 1, False, "fake", 0.0
+        ),
     )
 
 

@@ -32,7 +32,9 @@ class CacheConfig:
 class RuntimeConfig:
     backend: str = "native"  # native or reference
     threads: int = 0  # 0: as many as there are usable cores
-    isa: str = "auto"  # auto, avx512, avx2 or portable
+    pin_threads: bool = False  # each to a core of its own: for a machine, or a set of cores, that no other program uses
+    isa: str = "auto"  # auto, amx, avx512, avx2 or portable
+    wide_weights_bytes: int = -1  # most memory for 4-bit weights in a second, faster form; -1: an eighth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ModelConfig:
     max_context: int = 0  # 0: what the model was trained for, or what the KV pool holds if that is less
     cache_dir: str = ""  # empty: the platform's cache folder
     accept_licence: bool = False
+    packed_cache_bytes: int = 20 << 30  # packed weights kept for the next start, of all models; 0: none
 
 
 @dataclass(frozen=True, slots=True)

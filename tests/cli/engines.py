@@ -17,6 +17,8 @@ REPORT = StartupReport(
     block_size=16,
     max_context=512,
     threads=2,
+    cores=2,
+    is_pinned=False,
     isa="avx512",
     load_s=1.25,
 )

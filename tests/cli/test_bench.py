@@ -14,6 +14,7 @@ from fakes import FakeExecutor, make_info
 from headway.cli.app import app
 from headway.core.admission import RefusalReason
 from live_server import LiveServer, live_server
+from profile_fakes import FakeProfiler
 
 LATE_IS_FINE = ("--max-lag-ms", "60000")  # the machine that runs the tests may be busy
 
@@ -140,13 +141,18 @@ def test_a_plot_that_cannot_be_written(server: LiveServer, tmp_path: Path) -> No
 
 
 @pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
-    executor = FakeExecutor(make_info(num_blocks=2048, max_batch_rows=64, max_batch_tokens=512))
+def executor() -> FakeExecutor:
+    return FakeExecutor(make_info(num_blocks=2048, max_batch_rows=64, max_batch_tokens=512))
+
+
+@pytest.fixture(autouse=True)
+def loaded(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The parts of an engine that the commands find loaded."""
     module = ModuleType("headway.cli.loading")
-    parts = SimpleNamespace(executor=executor, card=FakeEngine().card, report=REPORT)
+    parts = SimpleNamespace(executor=executor, card=FakeEngine().card, report=REPORT, profiler=None)
     module.loaded_parts = lambda config: parts  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "headway.cli.loading", module)
-    return executor
+    return parts
 
 
 def test_throughput_of_the_usual_works(executor: FakeExecutor) -> None:
@@ -174,6 +180,23 @@ def test_latency(executor: FakeExecutor) -> None:
     works = json.loads(result.stdout)["works"]
     assert [(work["batch"], work["prompt"]) for work in works] == [(1, 16), (1, 40)]
     assert all(len(work["ttft_s"]) == 2 and work["token_s"]["p99"] > 0 for work in works)
+
+
+@pytest.mark.parametrize("command", ["throughput", "latency"])
+def test_a_profile_of_each_work(command: str, executor: FakeExecutor, loaded: SimpleNamespace) -> None:
+    loaded.profiler = FakeProfiler(executor)
+    arguments = ("--prompt", "16", "--prompt", "40", "--output", "4", "--rounds", "2", "--profile", "--json", "-")
+    result = bench(command, *arguments)
+    assert result.exit_code == 0, result.output
+    profiles = [work["profile"] for work in json.loads(result.stdout)["works"]]
+    assert [profile["rounds"] for profile in profiles] == [2, 2]
+    assert all(profile["operations"][0]["label"] == "qkv" for profile in profiles)
+    assert result.stderr.count("by operation") == 2 and result.stderr.count("Measured:") == 1
+
+
+def test_a_backend_without_a_profile_says_so(executor: FakeExecutor) -> None:
+    result = bench("throughput", "--profile", "--backend", "reference")
+    assert result.exit_code == 1 and "--profile needs runtime.backend native" in result.output
 
 
 def test_work_that_cannot_be(executor: FakeExecutor) -> None:

@@ -9,7 +9,7 @@ from headway.cli import fetching, models
 from headway.cli.models import app
 from headway.cli.terminal import TerminalProgress
 from headway.model import resolve, wheels
-from headway.model.progress import format_bytes
+from headway.model.progress import bytes_under, format_bytes
 from tiny_checkpoints import tiny_model, write_gguf
 from wheelhouse import Wheelhouse, sha256
 
@@ -170,6 +170,19 @@ def test_rm_also_clears_a_pull_that_was_never_finished(cli) -> None:
     cli("pull", "tiny")
     assert cli("rm", "tiny", "-y").exit_code == 0
     assert list((cli.cache / "models").iterdir()) == []
+
+
+def test_packed_weights_are_counted_and_go_with_their_model(cli) -> None:
+    cli("pull", "tiny")
+    assert "packed" not in cli("list").stdout
+    packed = cli.cache / "packed"
+    packed.mkdir()
+    (packed / f"{cli.entries['tiny'].sha256}.key.weights").write_bytes(bytes(2_000_000))
+    (packed / "another.key.weights").write_bytes(bytes(1_000_000))
+    assert "and 3.0 MB of packed weights" in cli("list").stdout
+    freed = format_bytes(bytes_under(cli.cache / "models/tiny") + 2_000_000)
+    assert cli("rm", "tiny", "-y").stdout == f"tiny is removed: {freed} freed\n"
+    assert "and 1.0 MB of packed weights" in cli("list").stdout
 
 
 def test_pull_of_a_path_has_nothing_to_do(cli, tmp_path) -> None:

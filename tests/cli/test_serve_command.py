@@ -31,7 +31,7 @@ def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.
     text = capsys.readouterr().out
     for fact in ("my[bold]model", "Q8", "98.4 MB", "5.0 MB", "2048 blocks of 16 = 32768 tokens", "512 tokens"):
         assert fact in text
-    for fact in ("2, avx512 kernels", "1.2 s", "http://127.0.0.1:8000"):
+    for fact in ("2 on 2 cores, avx512 kernels", "1.2 s", "http://127.0.0.1:8000"):
         assert fact in text
     assert any(line.startswith("curl ") for line in text.splitlines())
     assert all(line == line.rstrip() for line in text.splitlines())  # also where it goes into a file

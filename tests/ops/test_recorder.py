@@ -18,7 +18,7 @@ class Vector:
 
 
 TABLE, EIGHT = NativeTable(None, 8), Vector(8)
-LINEAR, WIDENING = NativeLinear([], None, 8), NativeLinear([], None, 32)
+LINEAR, GATE_UP = NativeLinear([None], None, 8), NativeLinear([None, None], None, 32)
 
 
 def methods(ops):
@@ -33,13 +33,13 @@ def recorded(forward):
 
 def test_a_layer_is_fused_into_its_linear_ops():
     def mlp(ops, x):
-        gate_up = ops.linear(ops.rms_norm(x, EIGHT, 1e-5), WIDENING)
+        gate_up = ops.linear(ops.rms_norm(x, EIGHT, 1e-5), GATE_UP)
         return ops.add(x, ops.linear(ops.gated_activation(gate_up, "silu"), LINEAR))
 
     before, result = recorded(mlp)
     after = fuse(before, result)
     assert methods(after) == {"embed": 1, "linear": 2}
-    assert after[1].constants["weight"] is EIGHT and after[2].constants["kind"] == "silu"
+    assert after[1].constants["weight"] is EIGHT and after[1].constants["kind"] == "silu"
     assert after[2].inputs["residual"] == before[0].output and after[2].output == result
 
 
@@ -57,6 +57,13 @@ def test_a_layer_is_fused_into_its_linear_ops():
 def test_what_others_need_stays(forward):
     before = recorded(forward)
     assert methods(fuse(*before))["rms_norm"] == methods(before[0])["rms_norm"]
+
+
+def test_a_gate_that_is_no_pair_of_matrices_stays():
+    one, three = NativeLinear([None], None, 32), NativeLinear([None] * 3, None, 32)
+    for weight in (one, three):
+        before = recorded(lambda ops, x, w=weight: ops.gated_activation(ops.linear(x, w), "silu"))
+        assert methods(fuse(*before)) == methods(before[0])
 
 
 def read_twice(ops, x):

@@ -67,8 +67,12 @@ class RunTimes:
         return self.num_decoded / self.decode_s if self.num_decoded else None
 
     @property
+    def total_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+    @property
     def total_tokens_per_s(self) -> float:
-        return self.work.batch * (self.work.prompt + self.work.output) / (self.prefill_s + self.decode_s)
+        return self.work.batch * (self.work.prompt + self.work.output) / self.total_s
 
     @property
     def gaps_s(self) -> list[float]:

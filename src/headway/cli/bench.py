@@ -1,6 +1,7 @@
 """``headway bench``: throughput and latency of an engine in this process, goodput of any OpenAI-compatible server."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +11,13 @@ from headway.cli.measured import JsonFile, show
 from headway.cli.options import ENGINE_SETTINGS, configured
 from headway.cli.terminal import messages
 from headway.config import Config
+from headway.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from headway.bench.offline import RunTimes, Work
+    from headway.bench.work_profile import WorkProfile
 
 app = typer.Typer(help="Measure an engine, or any OpenAI-compatible server.", no_args_is_help=True)
 app.command()(serve)
@@ -20,6 +25,7 @@ app.command()(serve)
 Prompts = Annotated[list[int] | None, typer.Option("--prompt", help="Prompt tokens. Repeatable.", show_default=False)]
 Outputs = Annotated[list[int] | None, typer.Option("--output", help="Answer tokens. Repeatable.", show_default=False)]
 Batches = Annotated[list[int] | None, typer.Option("--batch", help="Requests at once. Repeatable.", show_default=False)]
+WithProfile = Annotated[bool, typer.Option("--profile", help="Run each work again, and show its time by operation.")]
 NumRounds = Annotated[int, typer.Option("--rounds", min=1, help="Times each work is run and counted.")]
 
 
@@ -30,6 +36,7 @@ def throughput(
     output: Outputs = None,
     batch: Batches = None,
     rounds: NumRounds = 5,
+    profile: WithProfile = False,
     json_file: JsonFile = None,
     *,
     config: Config,
@@ -39,8 +46,8 @@ def throughput(
     from headway.bench.report import throughput_json, throughput_table
 
     works = combinations(batch, prompt, output) or list(THROUGHPUT_WORKS)
-    facts, measured = run_offline(config, works, rounds)
-    show(throughput_table(measured), facts | {"works": throughput_json(measured)}, json_file)
+    outcome = run_offline(config, works, rounds, profile)
+    show_offline(throughput_table(outcome.rounds), throughput_json(outcome.rounds), outcome, json_file)
 
 
 @app.command()
@@ -49,6 +56,7 @@ def latency(
     prompt: Prompts = None,
     output: Outputs = None,
     rounds: NumRounds = 5,
+    profile: WithProfile = False,
     json_file: JsonFile = None,
     *,
     config: Config,
@@ -58,8 +66,8 @@ def latency(
     from headway.bench.report import latency_json, latency_table
 
     works = combinations(None, prompt, output) or list(LATENCY_WORKS)
-    facts, measured = run_offline(config, works, rounds)
-    show(latency_table(measured), facts | {"works": latency_json(measured)}, json_file)
+    outcome = run_offline(config, works, rounds, profile)
+    show_offline(latency_table(outcome.rounds), latency_json(outcome.rounds), outcome, json_file)
 
 
 def combinations(
@@ -73,26 +81,48 @@ def combinations(
     return [Work(b, p, o) for b in batches or [1] for p in prompts or [256] for o in outputs or [64]]
 
 
-def run_offline(
-    config: Config, works: "Sequence[Work]", num_rounds: int
-) -> "tuple[dict[str, Any], list[list[RunTimes]]]":
-    """Facts about what was measured, and the rounds of each work."""
+@dataclass(slots=True)
+class Outcome:
+    """What an engine came to: its ``rounds`` of each work, and where asked for a profile of each."""
+
+    facts: dict[str, Any]
+    rounds: "list[list[RunTimes]]" = field(default_factory=list)
+    profiles: "list[WorkProfile]" = field(default_factory=list)
+
+
+def run_offline(config: Config, works: "Sequence[Work]", num_rounds: int, with_profile: bool) -> Outcome:
     from rich.progress import Progress
 
     from headway.bench.offline import OfflineEngine
     from headway.bench.report import engine_facts, machine
+    from headway.bench.work_profile import profile_work
     from headway.cli.loading import loaded_parts
 
     parts = loaded_parts(config)
+    if with_profile and parts.profiler is None:
+        raise ConfigError(f"--profile needs runtime.backend native: {config.runtime.backend} has no times by operation")
     engine = OfflineEngine(parts.executor, config.scheduler)
-    measured = []
+    outcome = Outcome(machine() | engine_facts(parts.card, parts.report))
     with Progress(console=messages(), transient=True) as bars:
         task = bars.add_task("", total=len(works) * num_rounds)
         for work in works:
             bars.update(task, description=str(work))
-            rounds = []
+            outcome.rounds.append([])
             for run in engine.rounds(work, num_rounds):
-                rounds.append(run)
+                outcome.rounds[-1].append(run)
                 bars.advance(task)
-            measured.append(rounds)
-    return machine() | engine_facts(parts.card, parts.report), measured
+            if with_profile and parts.profiler is not None:
+                outcome.profiles.append(profile_work(engine, work, num_rounds, parts.profiler))
+    return outcome
+
+
+def show_offline(table: "Table", works: list[dict[str, Any]], outcome: Outcome, json_file: JsonFile) -> None:
+    from rich.console import Group, RenderableType
+
+    from headway.bench.work_profile import LEGEND, profile_json, profile_table
+
+    for work, profile in zip(works, outcome.profiles, strict=False):  # no profiles, or one for each work
+        work["profile"] = profile_json(profile)
+    profiles: list[RenderableType] = list(map(profile_table, outcome.profiles))
+    legend = [LEGEND] if profiles else []
+    show(Group(table, *profiles, *legend), outcome.facts | {"works": works}, json_file)

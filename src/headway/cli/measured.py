@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import RenderableType
 
 from headway.cli.terminal import messages, output
 from headway.errors import BenchError
@@ -16,8 +16,8 @@ JsonFile = Annotated[
 ]
 
 
-def show(table: Table, value: dict[str, Any], json_file: Path | None) -> None:
-    """The table goes to standard output, or to standard error when the JSON has taken its place."""
+def show(table: RenderableType, value: dict[str, Any], json_file: Path | None) -> None:
+    """The table, or group of them, goes to standard output, or to standard error when the JSON has taken its place."""
     text = json.dumps(value, indent=1) + "\n"
     if json_file == STANDARD_OUTPUT:
         messages().print(table)

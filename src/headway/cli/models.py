@@ -14,6 +14,7 @@ from headway.cli.terminal import TerminalProgress, error_exit, messages, output
 from headway.config import ModelConfig
 from headway.errors import ModelError, ModelNotFound
 from headway.model.catalogue import CatalogueEntry, catalogue
+from headway.model.packed_folder import PackedFolder
 from headway.model.progress import bytes_under, format_bytes
 from headway.model.resolve import ResolvedModel, find_model, is_remote
 from headway.model.store import ModelStore
@@ -30,7 +31,8 @@ CacheDir = Annotated[
 def list_models(cache_dir: CacheDir = "") -> None:
     """The catalogue, and every model that is on this machine."""
     with error_exit():
-        cached = {manifest.name: manifest for manifest in ModelStore.at(cache_dir).manifests()}
+        store = ModelStore.at(cache_dir)
+        cached = {manifest.name: manifest for manifest in store.manifests()}
         table = Table("name", "on disk", "size", "licence", "what it is", box=None, pad_edge=False)
         table.columns[2].justify = "right"
         for entry in catalogue().values():
@@ -43,6 +45,8 @@ def list_models(cache_dir: CacheDir = "") -> None:
                 size = format_bytes(manifest.size)
                 table.add_row(escape(name), "yes", size, escape(manifest.licence), f"at {manifest.revision[:12]}")
         output().print(table)
+        if packed := PackedFolder(store).size:
+            output().print(f"\nand {format_bytes(packed)} of packed weights, for faster starts", highlight=False)
 
 
 def _shown_name(entry: CatalogueEntry) -> str:
@@ -136,6 +140,7 @@ def remove(
             if not sys.stdin.isatty():
                 raise ModelError(f"removing {name} needs a yes, and there is no terminal to ask on: add -y")
             typer.confirm(f"Remove {name} from {store.root}?", abort=True)
+        digests = [manifest.digest for manifest in store.manifests() if manifest.name == name]
         with store.lock(name):
-            freed = store.remove(name)
+            freed = store.remove(name) + sum(map(PackedFolder(store).remove, digests))
         output().print(f"{name} is removed: {format_bytes(freed)} freed", highlight=False, markup=False)

@@ -50,10 +50,16 @@ def start_facts(card: ModelCard, report: StartupReport, url: str) -> list[tuple[
         ("workspace", format_bytes(report.workspace_bytes)),
         ("KV pool", f"{format_bytes(report.kv_bytes)} = {blocks}"),
         ("context", f"{report.max_context} tokens"),
-        ("threads", f"{report.threads}, {report.isa} kernels"),
+        ("threads", threads_fact(report)),
         ("ready in", f"{report.load_s:.1f} s"),
         ("URL", url),
     ]
+
+
+def threads_fact(report: StartupReport) -> str:
+    cores = f"{report.cores} core{'s' if report.cores > 1 else ''}"
+    placed = "each on a core of its own" if report.is_pinned else f"on {cores}"
+    return f"{report.threads} {placed}, {report.isa} kernels"
 
 
 def curl_line(model: str, url: str, has_chat: bool) -> str:

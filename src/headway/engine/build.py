@@ -4,12 +4,13 @@ import threading
 import time
 from contextlib import suppress
 
-from headway.config import Config
+from headway.config import Config, RuntimeConfig
 from headway.engine.chat_template import ChatTemplate
 from headway.engine.generation import ModelCard, StartupReport
 from headway.engine.parts import EngineParts
 from headway.engine.tokenizer import Tokenizer, load_tokenizer
 from headway.errors import TemplateError
+from headway.worker.cores import usable_cores
 from headway.worker.load import AskLicence, LoadedModel, Progress, load_model, silent
 
 
@@ -23,14 +24,16 @@ def build_engine(config: Config, progress: Progress = silent, ask_licence: AskLi
     architecture = model.checkpoint.architecture
     tokenizer_files = model.checkpoint.tokenizer_files()
     tokenizer = load_tokenizer(tokenizer_files)
+    executor = model.make_executor(tokenizer.ids_without_text(architecture.vocab_size))
     return EngineParts(
-        executor=model.make_executor(tokenizer.ids_without_text(architecture.vocab_size)),
+        executor=executor,
         tokenizer=tokenizer,
         chat_template=_chat_template(tokenizer_files.chat_template, tokenizer),
         card=_card(config, model),
         eos_token_ids=frozenset(architecture.eos_token_ids or tokenizer.eos_token_ids),
         generation_defaults=model.generation_defaults,
-        report=_report(model, time.perf_counter() - started),
+        report=_report(model, config.runtime, time.perf_counter() - started),
+        profiler=model.make_profiler(executor),
     )
 
 
@@ -63,7 +66,7 @@ def _card(config: Config, model: LoadedModel) -> ModelCard:
     )
 
 
-def _report(model: LoadedModel, seconds: float) -> StartupReport:
+def _report(model: LoadedModel, runtime: RuntimeConfig, seconds: float) -> StartupReport:
     info = model.memory.info
     return StartupReport(
         weights_bytes=model.backend.weight_bytes(),
@@ -73,6 +76,8 @@ def _report(model: LoadedModel, seconds: float) -> StartupReport:
         block_size=info.block_size,
         max_context=info.max_context,
         threads=model.backend.threads,
+        cores=usable_cores(),
+        is_pinned=runtime.pin_threads and runtime.backend == "native",
         isa=model.backend.isa,
         load_s=seconds,
     )

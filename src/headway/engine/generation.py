@@ -84,6 +84,8 @@ class StartupReport:
     block_size: int  # tokens
     max_context: int  # tokens
     threads: int
+    cores: int  # that this process may keep busy
+    is_pinned: bool  # each thread has a core of its own
     isa: str  # the kernels in use: "avx512", "reference"
     load_s: float
 

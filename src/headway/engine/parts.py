@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from headway.core.executor import Executor
 from headway.engine.generation import ModelCard, StartupReport
+from headway.engine.profile import Profiler
 from headway.engine.tokenizer import Tokenizer
 
 
@@ -30,3 +31,4 @@ class EngineParts:
     eos_token_ids: frozenset[int]
     generation_defaults: Mapping[str, Any]
     report: StartupReport
+    profiler: Profiler | None = None  # None: this backend has none

@@ -45,6 +45,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """The part of the text so far that no stop can take back."""
+        if not self._patterns:
+            return text
         if self.matched is not None:
             return ""
         pending = self._held + text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.ops.weights import Matrix
+from headway.ops.weights import AnyMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class LayerWeights:
     rows are in half-split rope order (a Llama GGUF's interleaving already undone)."""
 
     input_norm: Vector
-    q: Matrix
-    k: Matrix
-    v: Matrix
-    o: Matrix
+    q: AnyMatrix
+    k: AnyMatrix
+    v: AnyMatrix
+    o: AnyMatrix
     mlp_norm: Vector
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    gate: AnyMatrix
+    up: AnyMatrix
+    down: AnyMatrix
     q_bias: Vector | None = None
     k_bias: Vector | None = None
     v_bias: Vector | None = None
@@ -99,7 +99,7 @@ class LayerWeights:
 class ModelWeights:
     """``output`` is None when the embedding table is also the output matrix. ``layers`` may be read lazily."""
 
-    embedding: Matrix
+    embedding: AnyMatrix
     layers: Sequence[LayerWeights]
     final_norm: Vector
-    output: Matrix | None
+    output: AnyMatrix | None

@@ -15,7 +15,7 @@ import numpy as np
 from headway.model.architecture import Architecture, LayerKind, LayerWeights, ModelWeights, Vector
 from headway.model.rope import rope_table
 from headway.ops.contract import Backend, Handle, Ops, Tensor
-from headway.ops.weights import LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, LinearWeight
 
 OnLayer = Callable[[int, int], None]
 
@@ -58,7 +58,7 @@ class Decoder:
         self.architecture = architecture
         self._backend = backend
         self._embedding = backend.load_table(weights.embedding)
-        self._output = backend.load_linear(LinearWeight((weights.output or weights.embedding,)))
+        self._output = backend.load_linear(LinearWeight((weights.output or weights.embedding,), role="head"))
         self._final_norm = backend.load_vector(weights.final_norm)
         ropes = self._load_ropes(max_context)
         self._layers: list[_Layer] = []
@@ -106,17 +106,17 @@ class Decoder:
         backend = self._backend
         return _Layer(
             input_norm=backend.load_vector(w.input_norm),
-            qkv=backend.load_linear(_stack((w.q, w.k, w.v), (w.q_bias, w.k_bias, w.v_bias))),
+            qkv=backend.load_linear(_stack("qkv", (w.q, w.k, w.v), (w.q_bias, w.k_bias, w.v_bias))),
             q_norm=self._load_optional(w.q_norm),
             k_norm=self._load_optional(w.k_norm),
             rope=rope,
             kv=kv,
             window=kind.window,
-            o=backend.load_linear(_stack((w.o,), (w.o_bias,))),
+            o=backend.load_linear(_stack("o", (w.o,), (w.o_bias,))),
             post_attention_norm=self._load_optional(w.post_attention_norm),
             mlp_norm=backend.load_vector(w.mlp_norm),
-            gate_up=backend.load_linear(_stack((w.gate, w.up), (w.gate_bias, w.up_bias))),
-            down=backend.load_linear(_stack((w.down,), (w.down_bias,))),
+            gate_up=backend.load_linear(_stack("gate_up", (w.gate, w.up), (w.gate_bias, w.up_bias))),
+            down=backend.load_linear(_stack("down", (w.down,), (w.down_bias,))),
             post_mlp_norm=self._load_optional(w.post_mlp_norm),
         )
 
@@ -128,10 +128,10 @@ def _rope_key(kind: LayerKind) -> tuple[Any, ...]:
     return kind.rope_theta, kind.rope_scaling
 
 
-def _stack(parts: tuple[Matrix, ...], biases: tuple[Vector | None, ...]) -> LinearWeight:
+def _stack(role: str, parts: tuple[AnyMatrix, ...], biases: tuple[Vector | None, ...]) -> LinearWeight:
     """Matrices of one input as one operand; a missing bias among present ones is zero."""
     if all(bias is None for bias in biases):
-        return LinearWeight(parts)
+        return LinearWeight(parts, role=role)
     pairs = zip(parts, biases, strict=True)
     filled = [np.zeros(part.shape[0], np.float32) if bias is None else bias for part, bias in pairs]
-    return LinearWeight(parts, np.concatenate(filled))
+    return LinearWeight(parts, np.concatenate(filled), role)

@@ -1,9 +1,10 @@
-"""SHA-256 of files, computed once: a record stands for as long as the file's size and modification time do."""
+"""SHA-256 of files, computed once: a record stands for as long as what the system says of the file does."""
 
 import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,11 +15,16 @@ from headway.errors import DigestMismatch
 from headway.model.progress import Progress
 
 CHUNK_BYTES = 1 << 20
+# The coarsest clock of a file system in use, FAT's: two changes within it may leave the same times.
+CLOCK_STEP_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file was when its bytes were last read in full."""
+    """What a file of the cache, which Headway alone writes, was when its bytes were last read in full.
+
+    It holds for a copy of the cache too, as in the image of a container: so no more than size and modification time.
+    """
 
     sha256: str
     size: int
@@ -66,18 +72,41 @@ def combined_digest(sha256_by_name: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What tells a file's content from any other it had: whoever changes or replaces a file can set its modification
+    time back, as ``cp -p`` and archives do, but neither its change time nor its inode."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileState":
+        facts = path.stat()
+        return cls(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+    def is_settled(self, now_ns: int) -> bool:
+        """A later change will show. Not so right after a change: another could get the same time."""
+        return now_ns - self.ctime_ns > CLOCK_STEP_NS
+
+
 def cached_digest(path: Path, records: Path, progress: Progress, rehash: bool) -> str:
     """The digest of a file anywhere on disk. ``records`` is the folder where what was computed is remembered."""
     path = path.resolve()
     note = records / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
-    with suppress(OSError, ValueError, TypeError):
-        record = FileRecord(**json.loads(note.read_text())["record"])
-        if record.still_describes(path) and not rehash:
-            return record.sha256
-    record = record_of(path, progress)
-    with suppress(OSError):  # a cache that cannot be written costs time, no more
-        write_json(note, {"path": str(path), "record": asdict(record)})
-    return record.sha256
+    state = FileState.of(path)  # before it is read: a change meanwhile makes the record void rather than wrong
+    settled = state.is_settled(time.time_ns())
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(note.read_text())
+        if known["state"] == asdict(state) and not rehash:
+            return str(known["sha256"])
+    sha256 = hash_file(path, progress)
+    if settled:
+        with suppress(OSError):  # a cache that cannot be written costs time, no more
+            write_json(note, {"path": str(path), "state": asdict(state), "sha256": sha256})
+    return sha256
 
 
 def record_of(path: Path, progress: Progress) -> FileRecord:

@@ -4,6 +4,7 @@ models/<name>/manifest.json   written last: a model without one is not there
 models/<name>/...             its files, beside the manifest
 licences/<name>.json          licences that were accepted
 digests/<hash of path>.json   digests of model files elsewhere on this disk
+packed/...                    weights as the kernels read them: packed_folder.py
 locks/<name>.lock             held while a model is fetched or removed; never deleted
 """
 

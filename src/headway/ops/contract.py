@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.ops.weights import LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, LinearWeight, Matrix
 
 Tensor = Any  # opaque to models: an array in the reference, a symbolic buffer in the native backend
 Handle = Any  # a weight, table or KV layer as the backend keeps it
@@ -164,11 +164,15 @@ class StepProgram(Protocol):
 class Backend(Protocol):
     isa: str  # the kernels in use: "avx512", "reference"
     threads: int
+    packed_layout: str  # names the form of its packed matrices, which files of them are known by; empty: it packs none
+
+    def pack(self, matrix: Matrix, is_table: bool = False) -> Any:
+        """A matrix in that form. ``is_table``: for ``load_table``, and maybe ``load_linear`` too."""
 
     def load_linear(self, weight: LinearWeight) -> Handle:
         """Repacks once; the source arrays are not needed afterwards."""
 
-    def load_table(self, table: Matrix) -> Handle:
+    def load_table(self, table: AnyMatrix) -> Handle:
         """An embedding table, kept in its own format (shares memory with a linear weight where the backend can)."""
 
     def load_vector(self, values: Float32) -> Handle: ...

@@ -28,13 +28,18 @@ class NativeLinear:
     parts: list[Any]
     bias: Any
     num_outputs: int
+    role: str = "linear"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation: a method of ``_native.Program``, with what it reads, what it writes and its constants by name."""
+    """One operation: a method of ``_native.Program``, with what it reads, what it writes and its constants by name.
+
+    ``label`` says what it is for: the method, or the role of a linear op's weights.
+    """
 
     method: str
+    label: str
     inputs: dict[str, SymbolicTensor]
     output: SymbolicTensor
     constants: dict[str, Any]
@@ -54,7 +59,7 @@ class Recorder:
         return self._record("rms_norm", {"x": x}, x.width, weight=weight, eps=eps)
 
     def linear(self, x: SymbolicTensor, weight: NativeLinear) -> SymbolicTensor:
-        return self._record("linear", {"x": x}, weight.num_outputs, parts=weight.parts, bias=weight.bias)
+        return self._record("linear", {"x": x}, weight.num_outputs, weight.role, parts=weight.parts, bias=weight.bias)
 
     def columns(self, x: SymbolicTensor, start: int, width: int) -> SymbolicTensor:
         return SymbolicTensor(x.buffer, x.offset + start, width, x.logit_rows)
@@ -81,20 +86,21 @@ class Recorder:
         method: str,
         inputs: dict[str, SymbolicTensor],
         width: int,
+        label: str = "",
         to_logit_rows: bool = False,
         **constants: Any,
     ) -> SymbolicTensor:
         logit_rows = to_logit_rows or any(t.logit_rows for t in inputs.values())
         output = SymbolicTensor(len(self.ops), 0, width, logit_rows)
-        self.ops.append(RecordedOp(method, inputs, output, constants))
+        self.ops.append(RecordedOp(method, label or method, inputs, output, constants))
         return output
 
 
 def fuse(ops: Sequence[RecordedOp], result: SymbolicTensor) -> list[RecordedOp]:
     """The same results, bit for bit, with fewer passes over memory and fewer meetings of the threads.
 
-    A norm or gated activation that only one linear op reads is computed as that op takes in its rows; an addition of a
-    linear op's output is done as the output is written.
+    A norm that only one linear op reads is computed as that op takes in its rows; a gated activation or an addition of
+    a linear op's output is done as the output is written.
     """
     num_readers = _num_readers(ops, result)
     made_by = {op.output.buffer: op for op in ops}
@@ -102,7 +108,9 @@ def fuse(ops: Sequence[RecordedOp], result: SymbolicTensor) -> list[RecordedOp]:
     fused: list[RecordedOp] = []
     for op in ops:
         if op.method == "linear":
-            op = _with_input_stage(op, made_by, num_readers, gone)
+            op = _with_norm(op, made_by, num_readers, gone)
+        elif op.method == "gated_activation":
+            op = _with_gate(op, made_by, num_readers, gone)
         elif op.method == "add":
             op = _with_residual(op, made_by, num_readers, gone)
         made_by[op.output.buffer] = op
@@ -118,17 +126,31 @@ def _num_readers(ops: Iterable[RecordedOp], result: SymbolicTensor) -> dict[int,
     return count
 
 
-def _with_input_stage(
+def _with_norm(
     op: RecordedOp, made_by: dict[int, RecordedOp], num_readers: dict[int, int], gone: set[int]
 ) -> RecordedOp:
     before = made_by[op.inputs["x"].buffer]
     is_only_reader = before.output == op.inputs["x"] and num_readers[before.output.buffer] == 1
-    is_whole_norm = before.method == "rms_norm" and before.constants["weight"].nbytes == 4 * before.output.width
-    if not is_only_reader or not (is_whole_norm or before.method == "gated_activation"):
+    if before.method != "rms_norm" or not is_only_reader:
+        return op
+    if before.constants["weight"].nbytes != 4 * before.output.width:  # of each head, not of the row
         return op
     gone.add(before.output.buffer)
     [x] = before.inputs.values()
     return replace(op, inputs={"x": x}, constants=op.constants | before.constants)
+
+
+def _with_gate(
+    op: RecordedOp, made_by: dict[int, RecordedOp], num_readers: dict[int, int], gone: set[int]
+) -> RecordedOp:
+    """``gated_activation(linear(...))`` of two matrices, gate and up."""
+    [gate_up] = op.inputs.values()
+    before = made_by[gate_up.buffer]
+    is_only_reader = before.output == gate_up and num_readers[gate_up.buffer] == 1
+    if before.method != "linear" or not is_only_reader or len(before.constants["parts"]) != 2:
+        return op
+    gone.add(gate_up.buffer)
+    return replace(before, constants=before.constants | op.constants, output=op.output)
 
 
 def _with_residual(

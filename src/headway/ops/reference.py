@@ -24,7 +24,7 @@ from headway.ops.contract import (
     Tensor,
 )
 from headway.ops.sampling import sample_reference
-from headway.ops.weights import LinearWeight, Matrix
+from headway.ops.weights import AnyMatrix, LinearWeight, Matrix, PackedMatrix
 
 # -- the mathematics: one row ------------------------------------------------------------------------------------------
 
@@ -196,20 +196,24 @@ class ReferenceBackend:
 
     isa = "reference"
     threads = 1
+    packed_layout = ""  # matrices stay as they are
 
     def __init__(self) -> None:
         self._weight_bytes = 0
-        self._tables: list[tuple[Matrix, Float32]] = []
+        self._tables: list[tuple[AnyMatrix, Float32]] = []
+
+    def pack(self, matrix: Matrix, is_table: bool = False) -> Matrix:
+        return matrix
 
     def load_linear(self, weight: LinearWeight) -> LoadedLinear:
         for matrix, table in self._tables:
             if len(weight.parts) == 1 and weight.parts[0] is matrix:
                 return LoadedLinear(table, weight.bias)
-        stacked = np.concatenate([part.to_float32() for part in weight.parts])
+        stacked = np.concatenate([_float32(part) for part in weight.parts])
         return LoadedLinear(self._own(stacked), weight.bias)
 
-    def load_table(self, table: Matrix) -> Float32:
-        loaded = self._own(table.to_float32())
+    def load_table(self, table: AnyMatrix) -> Float32:
+        loaded = self._own(_float32(table))
         self._tables.append((table, loaded))
         return loaded
 
@@ -236,3 +240,8 @@ class ReferenceBackend:
         owned = np.ascontiguousarray(values, np.float32)
         self._weight_bytes += owned.nbytes
         return owned
+
+
+def _float32(matrix: AnyMatrix) -> Float32:
+    assert not isinstance(matrix, PackedMatrix), "another backend has packed this matrix"
+    return matrix.to_float32()

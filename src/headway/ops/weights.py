@@ -1,6 +1,7 @@
-"""Weights as they come out of a checkpoint, before a backend repacks them into the order its kernels read."""
+"""Weights as they come out of a checkpoint, and as a backend repacks them into the order its kernels read."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,14 +66,27 @@ Matrix = DenseMatrix | GroupQuantized
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix [n, k] that a backend has repacked before; ``handle`` is what it made of it."""
+
+    handle: Any
+    shape: tuple[int, int]
+
+
+AnyMatrix = Matrix | PackedMatrix
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """Matrices that share one input, stacked along the output: q, k and v, or gate and up, in one operand.
 
-    They may have different formats. ``bias`` is float32 [sum of n] or None.
+    They may have different formats. ``bias`` is float32 [sum of n] or None. ``role`` is what it does in the model
+    ("qkv"), and names its operation in a profile.
     """
 
-    parts: tuple[Matrix, ...]
+    parts: tuple[AnyMatrix, ...]
     bias: NDArray[np.float32] | None = None
+    role: str = "linear"
 
     @property
     def num_outputs(self) -> int:

@@ -2,21 +2,26 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from headway.config import CacheConfig, Config, RuntimeConfig, SchedulerConfig
+from headway.config import CacheConfig, Config, ModelConfig, RuntimeConfig, SchedulerConfig
 from headway.core.executor import ExecutorInfo
-from headway.errors import ConfigError
-from headway.model.architecture import Architecture
+from headway.errors import ConfigError, ModelError
+from headway.model.architecture import Architecture, ModelWeights
 from headway.model.catalogue import catalogue
 from headway.model.checkpoint import Checkpoint, open_checkpoint
 from headway.model.decoder import Decoder
 from headway.model.licences import AskLicence
+from headway.model.packed_folder import PackedFolder
 from headway.model.progress import Progress, silent
-from headway.model.resolve import ResolvedModel, resolve_model
+from headway.model.resolve import ResolvedModel, find_model, resolve_model
+from headway.model.store import ModelStore
 from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
+from headway.worker.cores import pinned_cpus, usable_cores
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
+from headway.worker.profiler import StepProfiler
 from headway.worker.sampler import Sampler
 
 # Beyond anything sensible: these only keep a slip of the keyboard from asking for all memory or a million threads.
@@ -57,6 +62,14 @@ class LoadedModel:
         runner = ModelRunner(self.program, Sampler(self.backend, textless_ids), self.memory.info)
         return LocalExecutor(runner, self.memory.info)
 
+    def make_profiler(self, executor: LocalExecutor) -> StepProfiler | None:
+        """Of an executor made here; None where the backend cannot tell its operations apart."""
+        from headway.ops.native import NativeBackend, NativeProgram  # as in make_backend: only where it is used
+
+        if not (isinstance(self.backend, NativeBackend) and isinstance(self.program, NativeProgram)):
+            return None
+        return StepProfiler(self.backend, self.program, executor.runner)
+
 
 def load_model(config: Config, progress: Progress = silent, ask_licence: AskLicence | None = None) -> LoadedModel:
     """Everything below the engine. ``progress`` is told of each file that is fetched and each layer that is loaded.
@@ -68,16 +81,38 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
     memory = plan_memory(checkpoint.architecture, config.model.max_context, config.cache, config.scheduler)
     backend = make_backend(config.runtime)
     size = checkpoint.stored_bytes
+    packed = _packed_weights(config.model, resolved, checkpoint, backend, progress)
     decoder = Decoder(
         checkpoint.architecture,
-        checkpoint.weights(),
+        packed or checkpoint.weights(),
         backend,
         [backend.new_kv_cache(memory.layout) for _ in range(memory.num_layers)],
         memory.info.max_context,
-        on_layer=lambda done, total: progress(f"loading {resolved.name}", size * done // total, size),
+        on_layer=None
+        if packed
+        else lambda done, total: progress(f"loading {resolved.name}", size * done // total, size),
     )
     program = backend.compile(decoder.forward, StepLimits(memory.info.max_batch_tokens, memory.info.max_batch_rows))
     return LoadedModel(resolved, checkpoint, memory, backend, program)
+
+
+def _packed_weights(
+    config: ModelConfig, resolved: ResolvedModel, checkpoint: Checkpoint, backend: Backend, progress: Progress
+) -> ModelWeights | None:
+    """None where they come from the checkpoint itself."""
+    if not (backend.packed_layout and config.packed_cache_bytes):
+        return None
+    from headway.worker.packed_weights import PackedWeights
+
+    def is_current() -> bool:
+        with suppress(ModelError):
+            found = find_model(config.name, config)
+            return found is not None and found.digest == resolved.digest
+        return False
+
+    folder = PackedFolder(ModelStore.at(config.cache_dir), config.packed_cache_bytes)
+    weights = PackedWeights(folder, resolved, checkpoint, backend)
+    return weights.load(progress, is_current)
 
 
 def make_backend(config: RuntimeConfig) -> Backend:
@@ -90,17 +125,14 @@ def make_backend(config: RuntimeConfig) -> Backend:
         raise ConfigError(f"runtime.backend must be native or reference, not {config.backend!r}")
     from headway.ops.native import NativeBackend
 
+    _require_within("runtime.wide_weights_bytes", config.wide_weights_bytes, -1, physical_memory())
+    wide_weights_bytes = physical_memory() // 8 if config.wide_weights_bytes < 0 else config.wide_weights_bytes
+    threads = config.threads or usable_cores()
+    cpus = pinned_cpus(threads) if config.pin_threads else ()
     try:
-        return NativeBackend(config.threads or usable_cores(), config.isa)
+        return NativeBackend(threads, config.isa, cpus=cpus, wide_weights_bytes=wide_weights_bytes)
     except ValueError as error:
         raise ConfigError(f"runtime.isa: {error}") from error
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def physical_memory() -> int:

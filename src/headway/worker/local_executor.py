@@ -25,12 +25,12 @@ class FinishedStep:
 class LocalExecutor:
     def __init__(self, runner: ModelRunner, info: ExecutorInfo) -> None:
         self.info = info
-        self._runner = runner
+        self.runner = runner
 
     def submit(self, batch: ScheduledBatch) -> FinishedStep:
         started = time.perf_counter()
         try:
-            sampled: tuple[SampledToken, ...] = self._runner.run(batch)
+            sampled: tuple[SampledToken, ...] = self.runner.run(batch)
         except Exception as error:
             return FinishedStep(error)
         return FinishedStep(StepResult(batch.step_id, sampled, time.perf_counter() - started))

@@ -1,5 +1,6 @@
 """From a scheduled batch to sampled tokens: keeps each request's tokens and block table, runs the program, samples."""
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from headway.core.batch import NewRequest, SampledToken, ScheduledBatch, ScheduledRow
 from headway.core.executor import ExecutorInfo
-from headway.ops.contract import StepInput, StepProgram
+from headway.ops.contract import Float32, StepInput, StepProgram
 from headway.worker.sampler import Sampler, SamplingState
 
 
@@ -20,6 +21,20 @@ class _Sequence:
     sampling: SamplingState
 
 
+@dataclass(slots=True)
+class SamplingTotals:
+    """What sampling came to over some steps: the logits it read, and the time it took."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    logit_bytes: int = 0
+
+    def add(self, logits: Float32, seconds: float) -> None:
+        self.calls += 1
+        self.seconds += seconds
+        self.logit_bytes += logits.nbytes
+
+
 class ModelRunner:
     """Owns the device's view of every live request. Batches must come in the order they were scheduled.
 
@@ -30,6 +45,7 @@ class ModelRunner:
         block_tables   [slots, blocks of a context] -1 where there is none
 
     At most ``info.max_batch_rows`` requests are live at a time: whoever runs can have a row in every step.
+    ``sampling`` is None, or what a profiler has put there to be added to.
     """
 
     def __init__(self, program: StepProgram, sampler: Sampler, info: ExecutorInfo) -> None:
@@ -40,6 +56,7 @@ class ModelRunner:
         self._block_tables = np.full((info.max_batch_rows, -(-info.max_context // info.block_size)), -1, np.int32)
         self._free_slots = list(range(info.max_batch_rows))
         self._sequences: dict[str, _Sequence] = {}
+        self.sampling: SamplingTotals | None = None
 
     def run(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
         """Computes one step. Returns a token, or an error of its own, for each row with ``samples``."""
@@ -53,10 +70,18 @@ class ModelRunner:
         states = [sequence.sampling for sequence, row in zip(sequences, batch.rows, strict=True) if row.samples]
         if not states:
             return ()
-        sampled = self._sampler.sample(logits, states)
+        sampled = self._sample(logits, states)
         # A row that failed ends its request. Until then any id of the vocabulary may stand for the token it lacks.
         self._tokens[slots[samples], ends[samples]] = [0 if token.error else token.token_id for token in sampled]
         return tuple(sampled)
+
+    def _sample(self, logits: Float32, states: list[SamplingState]) -> list[SampledToken]:
+        if self.sampling is None:
+            return self._sampler.sample(logits, states)
+        started = time.perf_counter()
+        sampled = self._sampler.sample(logits, states)
+        self.sampling.add(logits, time.perf_counter() - started)
+        return sampled
 
     def _update_sequences(self, batch: ScheduledBatch) -> None:
         for request_id in batch.released:
