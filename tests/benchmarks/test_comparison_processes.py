@@ -34,7 +34,7 @@ ARMS = Path(__file__).parents[2] / "benchmarks" / "arms"
 def arm(tmp_path: Path, model: str = "m") -> ArmProcess:
     script = tmp_path / "arm.py"
     script.write_text(ARM.format(arms=str(ARMS)))
-    return ArmProcess(str(script), Path(sys.executable), Path(model), 2, tmp_path / "arm.log")
+    return ArmProcess(str(script), Path(sys.executable), [model, "2"], tmp_path / "arm.log")
 
 
 def work(batch: int) -> dict[str, int]:
