@@ -45,7 +45,10 @@ def load(model: str, threads: int, precision: str = "") -> tuple[protocol.Measur
         return protocol.timings(token_s)
 
     def facts() -> dict[str, Any]:
-        settings = f"continuous batching, {MAX_BATCH_TOKENS} tokens a step, dynamic split-fuse, {CACHE_GB} GB of cache, {precision or 'default'} precision"
+        settings = (
+            f"continuous batching, {MAX_BATCH_TOKENS} tokens a step, dynamic split-fuse, {CACHE_GB} GB of cache, "
+            f"precision {precision or 'by default'}"
+        )
         return {"version": genai.__version__, "settings": settings}
 
     return measure, facts

@@ -26,7 +26,7 @@ def formats(engine: str, own: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Arm:
-    """An engine with a model in one format. ``model`` is what the engine loads; ``variant`` is a setting to try, or ""."""
+    """An engine with a model in one format. ``model`` is what the engine loads; ``variant`` a setting to try, or ""."""
 
     engine: str
     format: str
