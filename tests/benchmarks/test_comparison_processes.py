@@ -55,13 +55,14 @@ def test_it_is_stopped_between_questions(tmp_path: Path) -> None:
     process = arm(tmp_path)
     process.ask("facts")
     status = Path(f"/proc/{process._process.pid}/status")
-    is_stopped = False
-    for _ in range(500):  # a signal takes a moment
-        is_stopped = bool(re.search(r"^State:\s+T", status.read_text(), re.MULTILINE))
-        if is_stopped:
-            break
-        time.sleep(0.01)
-    process.close()
+    try:
+        for _ in range(500):  # a signal takes a moment
+            is_stopped = bool(re.search(r"^State:\s+T", status.read_text(), re.MULTILINE))
+            if is_stopped:
+                break
+            time.sleep(0.01)
+    finally:
+        process.close()
     assert is_stopped
 
 
