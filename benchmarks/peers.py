@@ -5,9 +5,9 @@
     python benchmarks/peers.py --quick         # small works, one round, nothing recorded: does everything run?
 
 Each peer is installed on first use, in an environment of its own under ~/.cache/headway/peers, and is driven at its
-best settings (``arms/``) in each format it may be fastest in. An engine is a process that lives throughout and is
-stopped (SIGSTOP) while others work. A first run of each format is the heat: formats far behind their engine's best are
-not measured again. Prints a table and writes benchmarks/results/peers-MODEL.json. Leave the machine alone meanwhile.
+best settings (``arms/``) in each format it may be fastest in. An engine is a process that is stopped
+(SIGSTOP) while others work. One run of every format, alone, is the heat: formats far behind their engine's best are not
+measured again. Prints a table and writes benchmarks/results/peers-MODEL.json. Leave the machine alone meanwhile.
 """
 
 import json
@@ -50,14 +50,13 @@ def compare(name: str, args: Any) -> dict[str, Any]:
             did_not_run,
         )
         try:
-            engines = comparison.start()
             works = []
             for work in comparison.measure(QUICK_WORKS if args.quick else WORKS):
                 works.append(work)
                 console.print(work_table({"works": [work]}), markup=False, highlight=False, soft_wrap=True)
         finally:
             comparison.close()
-    return facts(model, args.threads) | {"engines": engines, "did_not_run": did_not_run, "works": works}
+    return facts(model, args.threads) | {"engines": comparison.facts, "did_not_run": did_not_run, "works": works}
 
 
 def main() -> None:

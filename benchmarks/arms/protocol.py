@@ -1,6 +1,6 @@
 """What an arm hears and says, as JSON lines. Standard library only: each engine's own Python runs it.
 
-    python run_ENGINE.py MODEL THREADS
+    python run_ENGINE.py MODEL THREADS [VARIANT]
 
 It says ``"ready"`` once the model is loaded. To ``"facts"`` it answers with its version and settings; to a work, a
 batch of random prompts, with ``{"prefill_s", "decode_s", "num_decoded"}`` as ``timings`` has them.
@@ -15,7 +15,7 @@ from typing import Any
 
 Measure = Callable[[int, int, int], dict[str, float]]  # batch, prompt tokens, output tokens
 Facts = Callable[[], dict[str, Any]]
-Load = Callable[[str, int], tuple[Measure, Facts]]  # model, threads
+Load = Callable[..., tuple[Measure, Facts]]  # model, threads, and the variant where an engine has some
 
 TOKEN_IDS = range(100, 40_000)  # below the vocabularies compared, above their control tokens
 
@@ -23,7 +23,7 @@ TOKEN_IDS = range(100, 40_000)  # below the vocabularies compared, above their c
 def serve(load: Load) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
-    measure, facts = load(sys.argv[1], int(sys.argv[2]))
+    measure, facts = load(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:
         question = json.loads(line)

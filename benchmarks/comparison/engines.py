@@ -14,6 +14,8 @@ TITLES = {HEADWAY: "Headway", "llama.cpp": "llama.cpp", "openvino": "OpenVINO Ge
 PEERS = tuple(name for name in TITLES if name != HEADWAY)
 SCRIPTS = {name: f"run_{name.replace('.', '_')}.py" for name in TITLES}
 
+VARIANTS = {"openvino": ("", "f32")}  # faster for prompts, faster for few rows
+
 
 def formats(engine: str, own: str) -> tuple[str, ...]:
     """Headway runs the model's ``own``; a peer also those it is known to be faster in."""
@@ -24,19 +26,24 @@ def formats(engine: str, own: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Arm:
-    """An engine with a model in one format. ``model`` is what the engine loads."""
+    """An engine with a model in one format. ``model`` is what the engine loads; ``variant`` a setting to try, or ""."""
 
     engine: str
     format: str
     python: Path
     model: Path
+    variant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.engine} {self.format}"
+        return f"{self.engine} {self.format}" + (f"/{self.variant}" if self.variant else "")
 
     def start(self, threads: int) -> ArmProcess:
-        log = PEERS_HOME / "logs" / f"{self}.log".replace(" ", "-")
-        return ArmProcess(SCRIPTS[self.engine], self.python, self.model, threads, log)
+        arguments = [str(self.model), str(threads), *([self.variant] if self.variant else [])]
+        return ArmProcess(SCRIPTS[self.engine], self.python, arguments, log_file(str(self)))
+
+
+def log_file(name: str) -> Path:
+    return PEERS_HOME / "logs" / f"{name.replace(' ', '-').replace('/', '-')}.log"
 
 
 @dataclass
@@ -59,7 +66,8 @@ class ArmFinder:
                 self.did_not_run[engine] = str(error)
                 continue
             for format in formats(engine, self.model.format):
-                yield Arm(engine, format, python, self.model.in_format(format))
+                for variant in VARIANTS.get(engine, ("",)):
+                    yield Arm(engine, format, python, self.model.in_format(format), variant)
 
     def _python(self, engine: str) -> Path:
         if engine == HEADWAY:

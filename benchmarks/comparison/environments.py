@@ -1,6 +1,8 @@
 """The other engines, each in a virtual environment of its own, made on first use."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,9 +14,10 @@ from comparison.processes import EngineFailed
 
 PEERS_HOME = Path.home() / ".cache" / "headway" / "peers"
 LLAMA_CPP_PACKAGE = "llama-cpp-python==0.3.36"
-# The second is without AMX: some virtual machines report it and do not allow it, and code for "native" dies there.
+TILES = PEERS_HOME / "gcc_tiles.h"  # a copy, so that a build does not depend on where this checkout is
+# The second is without AMX, should the first still die where the processor reports it.
 LLAMA_CPP_BUILDS = (
-    "-DGGML_NATIVE=ON",
+    f"-DGGML_NATIVE=ON -DCMAKE_C_FLAGS=-include{TILES} -DCMAKE_CXX_FLAGS=-include{TILES}",
     "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON "
     "-DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON",
 )
@@ -36,16 +39,21 @@ class Environment:
     def folder(self) -> Path:
         return PEERS_HOME / self.name
 
+    @property
+    def recipe(self) -> str:
+        return json.dumps([*self.steps, self.cmake_args])
+
     def python(self) -> Path:
-        """Made on first use, which takes minutes; pip says how far it is."""
+        """Made on first use and when its recipe has changed, which takes minutes; pip says how far it is."""
         python = self.folder / "bin" / "python"
-        done = self.folder / "installed"
-        if not done.exists():
+        made_by = self.folder / "recipe.json"
+        if not made_by.exists() or made_by.read_text() != self.recipe:
             print(f"installing {self.name} into {self.folder} {self.cmake_args}", file=sys.stderr)
             run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
+            shutil.copyfile(Path(__file__).with_name(TILES.name), TILES)
             for step in self.steps:
                 run([str(python), "-m", "pip", *step], CMAKE_ARGS=self.cmake_args)
-            done.touch()
+            made_by.write_text(self.recipe)
         return python
 
 

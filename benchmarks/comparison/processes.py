@@ -72,8 +72,8 @@ class ArmProcess(EngineProcess):
     """One of ``arms/run_*.py`` in its engine's own Python. Running from the start until its first answer, then only
     while it has a question."""
 
-    def __init__(self, script: str, python: Path, model: Path, threads: int, log: Path) -> None:
-        command = [str(python), str(ARMS / script), str(model), str(threads)]
+    def __init__(self, script: str, python: Path, arguments: Sequence[str], log: Path) -> None:
+        command = [str(python), str(ARMS / script), *arguments]
         super().__init__(command, log, ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             self._read(START_LIMIT_S)

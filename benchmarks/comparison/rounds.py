@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from comparison.engines import Arm
 from comparison.processes import ArmProcess, EngineFailed
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 CONTENDS = 0.85  # of its engine's best speed in the heat: a slower format is not measured again
 
 
@@ -61,9 +61,10 @@ WARM_UP = {"batch": 8, "prompt": 64, "output": 4}
 
 @dataclass
 class Comparison:
-    """Owns a process for each arm. An arm that fails is noted in ``did_not_run`` and left out from then on.
+    """Owns the processes of the arms that the work at hand needs: a large model fits in memory only a few times.
 
-    ``calibrate`` measures the machine, before each run of an arm; ``on_run`` is told of each run before it begins.
+    ``calibrate`` measures the machine, before each run that counts; ``on_run`` is told of each run before it begins.
+    ``facts`` are what each arm said of itself. An arm that fails is noted in ``did_not_run`` and left out from then on.
     """
 
     arms: list[Arm]
@@ -72,60 +73,66 @@ class Comparison:
     calibrate: Callable[[], dict[str, float]]
     on_run: Callable[[str], None]
     did_not_run: dict[str, str]
+    facts: dict[str, Any] = field(default_factory=dict)
     _processes: dict[Arm, ArmProcess] = field(default_factory=dict)
 
-    def start(self) -> dict[str, Any]:
-        """Starts every arm and runs each a little. What each says of itself, by arm."""
-        facts = {}
-        for arm in list(self.arms):
-            self.on_run(f"starting {arm}")
-            found = self._unless_it_fails(arm, self._start)
-            if found is not None:
-                facts[str(arm)] = found
-        return facts
-
     def measure(self, works: Sequence[Work]) -> Iterator[dict[str, Any]]:
+        """One run of each work by each arm, alone; then of each work its rounds."""
+        heats = self._heats(works)
         for work in works:
-            heat = dict(self._turns(work, self.arms))
-            rounds = []
-            for number in range(self.rounds):
-                rounds.append(self._round(work, rotated(contenders(work, heat, self.arms), number)))
+            heat = heats[work]
+            self._keep([] if work.is_time else contenders(work, heat, self.arms))
             yield {
                 "work": work.name,
                 "unit": "s" if work.is_time else "tokens/s",
                 "heat": {str(arm): figure for arm, figure in heat.items()},
-                "rounds": rounds,
+                "rounds": [self._round(work, heat, number) for number in range(self.rounds)],
             }
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.close()
+        self._keep([])
 
-    def _round(self, work: Work, arms: Sequence[Arm]) -> dict[str, Any]:
-        calibrations: dict[str, dict[str, float]] = {}
-        figures = {str(arm): figure for arm, figure in self._turns(work, arms, calibrations)}
+    def _heats(self, works: Sequence[Work]) -> dict[Work, dict[Arm, float]]:
+        heats: dict[Work, dict[Arm, float]] = {work: {} for work in works}
+        for arm in list(self.arms):
+            self._keep([arm])
+            for work in works:
+                figure = self._figure(arm, work) if arm in self.arms else None
+                if figure is not None:
+                    heats[work][arm] = figure
+        return heats
+
+    def _round(self, work: Work, heat: dict[Arm, float], number: int) -> dict[str, Any]:
+        figures, calibrations = {}, {}
+        for arm in rotated(contenders(work, heat, self.arms), number):
+            calibrations[str(arm)] = self.calibrate()
+            figure = self._figure(arm, work)
+            if figure is not None:
+                figures[str(arm)] = figure
         return {"figures": figures, "calibrations": calibrations}
 
-    def _turns(
-        self, work: Work, arms: Sequence[Arm], calibrations: dict[str, dict[str, float]] | None = None
-    ) -> Iterator[tuple[Arm, float]]:
-        for arm in list(arms):
-            self.on_run(f"{work.name}: {arm}")
-            if calibrations is not None:
-                calibrations[str(arm)] = self.calibrate()
-            figure = self._unless_it_fails(arm, lambda arm: self._figure(arm, work))
-            if figure is not None:
-                yield arm, figure
+    def _keep(self, arms: Sequence[Arm]) -> None:
+        """Ends all other arms and starts those of ``arms`` that are not running."""
+        for arm in [arm for arm in self._processes if arm not in arms]:
+            self._processes.pop(arm).close()
+        for arm in arms:
+            if arm not in self._processes:
+                self._unless_it_fails(arm, "starting", self._start)
 
-    def _start(self, arm: Arm) -> dict[str, Any]:
+    def _start(self, arm: Arm) -> None:
         process = self._processes[arm] = arm.start(self.threads)
         process.ask(WARM_UP)
-        facts: dict[str, Any] = process.ask("facts")
-        return facts
+        self.facts[str(arm)] = process.ask("facts")
 
-    def _figure(self, arm: Arm, work: Work) -> float:
-        if not work.is_time:
-            return work.tokens_per_s(self._processes[arm].ask(work.question))
+    def _figure(self, arm: Arm, work: Work) -> float | None:
+        """None when the arm fails."""
+        if work.is_time:
+            return self._unless_it_fails(arm, work.name, lambda arm: self._start_s(arm, work))
+        return self._unless_it_fails(
+            arm, work.name, lambda arm: work.tokens_per_s(self._processes[arm].ask(work.question))
+        )
+
+    def _start_s(self, arm: Arm, work: Work) -> float:
         started = time.perf_counter()
         process = arm.start(self.threads)
         try:
@@ -134,8 +141,8 @@ class Comparison:
         finally:
             process.close()
 
-    def _unless_it_fails(self, arm: Arm, step: Callable[[Arm], Answer]) -> Answer | None:
-        """What ``step`` makes of the arm; None for one that failed, which is left out from now on."""
+    def _unless_it_fails(self, arm: Arm, what: str, step: Callable[[Arm], Result]) -> Result | None:
+        self.on_run(f"{what}: {arm}")
         try:
             return step(arm)
         except (EngineFailed, OSError) as error:

@@ -14,6 +14,7 @@ from headway.errors import UnsupportedModel
 from headway.model.architecture import Architecture, ModelWeights
 from headway.model.checkpoint import Checkpoint, open_checkpoint
 from headway.model.tensor_names import hf_names, layer_shapes
+from headway.ops.weights import AnyMatrix, PackedMatrix
 
 
 def write_safetensors_folder(gguf_file: Path, folder: Path) -> None:
@@ -32,19 +33,19 @@ def write_safetensors_folder(gguf_file: Path, folder: Path) -> None:
 
 def _bf16_tensors(arch: Architecture, weights: ModelWeights) -> Iterator[tuple[str, NDArray[np.uint16]]]:
     names = hf_names(arch)
-    yield names.model["embedding"], _bf16(weights.embedding.to_float32())
+    yield names.model["embedding"], _bf16(weights.embedding)
     yield names.model["final_norm"], _bf16(weights.final_norm)
     if weights.output is not None:
-        yield names.model["output"], _bf16(weights.output.to_float32())
+        yield names.model["output"], _bf16(weights.output)
     for index, layer in enumerate(weights.layers):
         for role in layer_shapes(arch):
-            tensor = getattr(layer, role)
-            values = tensor if isinstance(tensor, np.ndarray) else tensor.to_float32()
-            yield names.of_layer(index, role), _bf16(values)
+            yield names.of_layer(index, role), _bf16(getattr(layer, role))
 
 
-def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _bf16(tensor: AnyMatrix | NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bit patterns, rounded to the nearest, ties to even."""
+    assert not isinstance(tensor, PackedMatrix), "these come from a file"
+    values = tensor if isinstance(tensor, np.ndarray) else tensor.to_float32()
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from comparison.engines import HEADWAY, Arm
-from comparison.environments import PEERS_HOME
+from comparison.engines import HEADWAY, Arm, log_file
 from comparison.processes import ServerProcess
 
 NUM_SLOTS, SLOT_CONTEXT = 32, 1536  # the longest prompts and answers of the plan fit
@@ -65,7 +64,7 @@ def vllm_environment(threads: int) -> dict[str, str]:
 def start_server(arm: Arm, threads: int, llama_server: Path | None) -> tuple[ServerProcess, ServerCommand]:
     port = free_port()
     command = server_command(arm, threads, port, llama_server)
-    log = PEERS_HOME / "logs" / f"{arm}-server.log".replace(" ", "-")
+    log = log_file(f"{arm} server")
     return ServerProcess(command.arguments, command.environment, port, command.health, log), command
 
 

@@ -34,7 +34,7 @@ ARMS = Path(__file__).parents[2] / "benchmarks" / "arms"
 def arm(tmp_path: Path, model: str = "m") -> ArmProcess:
     script = tmp_path / "arm.py"
     script.write_text(ARM.format(arms=str(ARMS)))
-    return ArmProcess(str(script), Path(sys.executable), Path(model), 2, tmp_path / "arm.log")
+    return ArmProcess(str(script), Path(sys.executable), [model, "2"], tmp_path / "arm.log")
 
 
 def work(batch: int) -> dict[str, int]:
@@ -55,13 +55,14 @@ def test_it_is_stopped_between_questions(tmp_path: Path) -> None:
     process = arm(tmp_path)
     process.ask("facts")
     status = Path(f"/proc/{process._process.pid}/status")
-    is_stopped = False
-    for _ in range(500):  # a signal takes a moment
-        is_stopped = bool(re.search(r"^State:\s+T", status.read_text(), re.MULTILINE))
-        if is_stopped:
-            break
-        time.sleep(0.01)
-    process.close()
+    try:
+        for _ in range(500):  # a signal takes a moment
+            is_stopped = bool(re.search(r"^State:\s+T", status.read_text(), re.MULTILINE))
+            if is_stopped:
+                break
+            time.sleep(0.01)
+    finally:
+        process.close()
     assert is_stopped
 
 
