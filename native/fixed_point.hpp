@@ -17,7 +17,7 @@ namespace headway::HEADWAY_ISA {
 
 // The matrix unit takes 16 rows as quickly as one, and reads more: up to so many rows, vector instructions are quicker, and take
 // them in parts of up to kFewTile.
-constexpr int kFewRows = 8, kFewTile = 4;
+constexpr int kFewRows = 12, kFewTile = 4;
 
 inline __m512i broadcast32(const void* p) { return _mm512_set1_epi32(load<int32_t>(p)); }
 
