@@ -30,7 +30,7 @@ class Calibration:
 
 
 class NativeBackend:
-    """Owns the thread team and the packed weights. ``isa`` is auto, avx512, avx2 or portable.
+    """Owns the thread team and the packed weights. ``isa`` is auto, amx, avx512, avx2 or portable.
 
     ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``cpus`` holds a processor for
     each thread to be pinned to; the first, of the thread that calls, is only left free. ``wide_weights_bytes`` is
