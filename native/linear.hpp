@@ -243,7 +243,8 @@ inline void embed_row(const PackedMatrix& w, int row, float scale, float* y) {
     const float s = scale_at(w.scale, g), low = w.minimum ? scale_at(w.minimum, g) : 0.0f;
     for (int i = 0; i < w.group; i++) {
       const int k = g * w.group + i, j = k % 32;
-      const uint8_t q = four ? (data[k / 32 * 256 + j % 16 / 4 * 64 + lane * 4 + j % 4] >> (j / 16 * 4)) & 15
+      const int at = w.fixed.multiplier ? lane % 4 * 64 + lane / 4 * 16 + j % 16 : j % 16 / 4 * 64 + lane * 4 + j % 4;
+      const uint8_t q = four ? (data[k / 32 * 256 + at] >> (j / 16 * 4)) & 15
                              : data[(k / 4 * kLanes + lane) * 4 + k % 4];
       y[k] = ((float(q) - w.zero) * s + low) * scale;
     }

@@ -100,7 +100,7 @@ struct LinearOp : Op {
       row = normed;
     }
     if (needs_int8) c.kernels.quantize_row(row, k, c.program.quantized(place, k), index, rows);
-    if (needs_fixed) c.kernels.fix_row(row, k, c.program.fixed(place, k), index, rows);
+    if (needs_fixed) c.kernels.fix_row(row, k, c.program.fixed(place, k), index);
   }
 
   LinearInput input(const Context& c, int first, int rows, int place) const {

@@ -91,13 +91,18 @@ template <class T> void pack_scales(const void* from, uint8_t* to, int n, int gr
       packed[(size_t(row / kLanes) * groups + g) * kLanes + row % kLanes] = source[size_t(row) * groups + g];
 }
 
-void pack_q4(const uint8_t* q, uint8_t* to, int n, int k) {
+// Where byte i (of 16: inputs i and 16 + i) of an output's group lies.
+int q4_place(int lane, int i, bool fixed_point) {
+  return fixed_point ? lane % 4 * 64 + lane / 4 * 16 + i : i / 4 * 64 + lane * 4 + i % 4;
+}
+
+void pack_q4(const uint8_t* q, uint8_t* to, int n, int k, bool fixed_point) {
   for (int row = 0; row < n; row++) {
     const int lane = row % kLanes;
     const uint8_t* source = q + size_t(row) * k;
     uint8_t* block = to + size_t(row / kLanes) * k * kLanes / 2;
     for (int g = 0; g < k / 32; g++, source += 32, block += 256)
-      for (int i = 0; i < 16; i++) block[i / 4 * 64 + lane * 4 + i % 4] = uint8_t(source[i] | source[i + 16] << 4);
+      for (int i = 0; i < 16; i++) block[q4_place(lane, i, fixed_point)] = uint8_t(source[i] | source[i + 16] << 4);
   }
 }
 
@@ -175,7 +180,7 @@ Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, 
     : Weight(Packing{bits == 4 ? Format::q4 : Format::q8, n, k, group, zero, wide_scales, minimum != nullptr, fixed_point, is_table}) {
   const Sections at(packing_);
   uint8_t* to = memory_->data();
-  if (packing_.format == Format::q4) pack_q4(q, to, n, k);
+  if (packing_.format == Format::q4) pack_q4(q, to, n, k, fixed_point);
   else pack_q8(q, to, n, k);
   for (auto [from, start] : {std::pair{scale, at.scale}, std::pair{minimum, at.minimum}}) {
     if (!from || !scale_bytes(packing_)) continue;
@@ -185,8 +190,8 @@ Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, 
   if (fixed_point) pack_fixed_point(scale, minimum);
 }
 
-// A panel's unit makes its largest weight 32767, less what the rounding of multiplier and offset may add. Offsets are rounded
-// so that the rounding of a multiplier does least harm: none in the middle of the range of q.
+// A panel's unit makes its largest weight 127, less what the rounding of multiplier and offset may add. Offsets are rounded so
+// that the rounding of a multiplier does least harm: none in the middle of the range of q.
 void Weight::pack_fixed_point(const void* scale, const void* minimum) {
   constexpr int kMost = 15;
   const auto [format, n, k, group, zero, wide, has_minima, fixed_point, is_table] = packing_;
@@ -205,13 +210,13 @@ void Weight::pack_fixed_point(const void* scale, const void* minimum) {
         const double s = scales[source + g], low = minima[source + g] - s * zero;
         largest = std::max({largest, std::abs(low), std::abs(low + s * kMost)});
       }
-      const double step = largest / (32767 - kMost - 1), inverse = step > 0 ? 1 / step : 0;
-      unit[(block * panels + p) * kLanes + lane] = float(step);
+      const double step = largest / (127 * 256 - kMost), inverse = step > 0 ? 1 / step : 0;
+      unit[(block * panels + p) * kLanes + lane] = float(step * 256);
       for (int g = first; g < last; g++) {
         const size_t to = ((block * (groups / 2) + g / 2) * kLanes + lane) * 2 + g % 2;
         const double s = scales[source + g] * inverse, whole = std::nearbyint(s);
         multiplier[to] = int16_t(whole);
-        if (has_minima) offset[to] = int16_t(std::nearbyint(minima[source + g] * inverse + (s - whole) * kMost / 2));
+        if (has_minima) offset[to] = int16_t(kByteOffset + int(std::nearbyint(minima[source + g] * inverse + (s - whole) * kMost / 2)));
       }
     }
 }
@@ -222,11 +227,11 @@ Weight::Weight(const void* data, Format format, int n, int k) : Weight(Packing{f
 }
 
 size_t Weight::wide_bytes(const Kernels& kernels) const {
-  return kernels.widen_block && packing_.fixed_point ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k * 2 : 0;
+  return kernels.widen_block && packing_.fixed_point ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k : 0;
 }
 
 void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset) {
-  const size_t block_bytes = size_t(kLanes) * packing_.k * 2;
+  const size_t block_bytes = size_t(kLanes) * packing_.k;
   if (offset % 64 || offset > memory->size() || wide_bytes(kernels) > memory->size() - offset)
     throw std::invalid_argument("a wide weight is not inside its memory");
   for (int block = 0; block < blocks_of(packing_.n); block++)

@@ -60,18 +60,18 @@ void Program::reserve_inputs(int k) {
 // Rows fill whole tiles, of which every worker may need one of its own.
 void Program::reserve_fixed(size_t rows, int k) {
   const size_t padded = (std::max(rows, size_t(pool_.size()) * kFixedTile) + kFixedTile - 1) / kFixedTile * kFixedTile;
-  const size_t sums = padded * (k / 64);
-  fixed_memory_ = std::make_unique<Memory>(padded * k * 2 + sums * 2 * sizeof(int32_t) + sums * sizeof(float));
+  const size_t scales = padded * ((k + 63) / 64);  // at most
+  fixed_memory_ = std::make_unique<Memory>(padded * k * 2 + scales * (2 * sizeof(int32_t) + sizeof(float)));
   int8_t* bytes = reinterpret_cast<int8_t*>(fixed_memory_->data());
   int32_t* words = reinterpret_cast<int32_t*>(bytes + padded * k * 2);
-  fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + sums * 2), words, words + sums};
+  fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + scales * 2), words, words + scales};
 }
 
 FixedRows Program::fixed(int row, int k) const {
   const int panel = fixed_panel(k), panels = (k + panel - 1) / panel;
-  const size_t sums = size_t(row) * (k / 64);
-  return {panel, panels, fixed_.high + size_t(row) * k, fixed_.low + size_t(row) * k, fixed_.scale + size_t(row) * panels,
-          fixed_.high_sums + sums, fixed_.low_sums + sums};
+  const size_t scales = size_t(row) * panels;
+  return {panel, panels, fixed_.high + size_t(row) * k, fixed_.low + size_t(row) * k, fixed_.scale + scales,
+          fixed_.high_sums + scales, fixed_.low_sums + scales};
 }
 
 QuantizedRows Program::quantized(int row, int k) const {

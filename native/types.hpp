@@ -11,30 +11,32 @@ constexpr int kMaxTile = 16;         // the most queries in an attention tile, o
 constexpr int kActivationGroup = 32; // inputs that share one int8 scale
 constexpr int kAttentionSplit = 256; // absolute positions whose partial results are formed together, then merged in order
 constexpr int kFixedTile = 16;       // rows of fixed-point activations that lie together
-constexpr int kFixedPanel = 1024;    // the most inputs whose products in fixed point are sure to fit 32 bits
+constexpr int kFixedPanel = 1024;    // the most inputs that share a scale in fixed point
+constexpr int kByteOffset = 128 * 256 + 128;  // a weight of 0: byte 128, and a half to round by
 constexpr int kMaxHeadDim = 512;
 
 enum class Format : int { f32, f16, bf16, q4, q8 };
 
-// A second description of quantised weights, for fixed_point.hpp: W = unit * (multiplier * q + offset), the bracket within 16
-// bits. A panel is `panel` inputs, of which there are `panels`.
-//   multiplier, offset  [n/16][k/64][16][2]   int16, two groups of 32 side by side; no offset: -zero * multiplier
+// A second description of quantised weights, for fixed_point.hpp: W = unit * (byte - 128), where byte is the upper half of the
+// 16 bits of multiplier * q + offset. A panel is `panel` inputs, of which there are `panels`.
+//   multiplier, offset  [n/16][k/64][16][2]   16 bits, two groups of 32 side by side; no offset: kByteOffset - zero * multiplier
 //   unit                [n/16][panels][16]
 struct FixedPoint {
   int panel, panels;
   const int16_t* multiplier;  // null: the matrix has no such description
   const int16_t* offset;      // null: none
   const float* unit;
-  const uint8_t* wide;        // the brackets themselves, as fixed_point.hpp multiplies many rows with them; null: not kept
+  const uint8_t* wide;        // the bytes themselves, as fixed_point.hpp multiplies many rows with them; null: not kept
 };
 
 // Files of packed weights are known by this number: raise it with every change to what PackedMatrix's bytes mean.
-constexpr int kPackedLayout = 1;
+constexpr int kPackedLayout = 2;
 
 // A weight matrix [n, k] repacked into the order the kernels read: blocks of 16 outputs, k inside.
 //   f32, f16, bf16  data [n/16][k][16]
 //   q8         data [n/16][k/4][16][4] bytes
 //   q4         data [n/16][k/32][4][16][4] bytes: byte (i, lane, j) holds input 4i+j low, input 16+4i+j high
+//              with a second description [n/16][k/32][4][4][16]: byte (i, lane, j) of output 4*lane+i, inputs j and 16+j
 //   scale, minimum (q4, q8)  [n/16][k/group][16], f16 or f32
 // W = scale * (q - zero) + minimum. The last block is padded with zero scales.
 struct PackedMatrix {
@@ -65,7 +67,7 @@ struct QuantizedRows {
 // Rows of 14-bit activations: x = scale * (128 * high + low), scaled by the largest value of each panel. Tiles of kFixedTile rows:
 //   high, low            [tile][k/64][row][64]
 //   scale                [row][panels]
-//   high_sums, low_sums  [row][k/64]   sums of 32 and 32 bytes, as two halves of a word
+//   high_sums, low_sums  [row][panels]
 struct FixedRows {
   int panel, panels;
   int8_t* high;
@@ -128,10 +130,10 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of `quantize_row`
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
-  // The wide form of one block, 2 * 16 * k bytes; null where the instruction set has none.
+  // The wide form of one block, 16 * k bytes; null where the instruction set has none.
   void (*widen_block)(const PackedMatrix& w, int block, uint8_t* wide);
-  // Row `row` of `rows` in fixed point; null where the instruction set has no use for it.
-  void (*fix_row)(const float* x, int k, const FixedRows& out, int row, int rows);
+  // Row `row` in fixed point; null where the instruction set has no use for it.
+  void (*fix_row)(const float* x, int k, const FixedRows& out, int row);
   // Columns 16 * first .. 16 * last - 1 of the output, for all rows.
   void (*linear_blocks)(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out);
   void (*embed_row)(const PackedMatrix& table, int row, float scale, float* y);

@@ -91,8 +91,8 @@ def test_linear_is_the_product_of_what_it_reads(isa, name, n, k):
     y = run_op(backend, x, lambda ops, rows, _: ops.linear(rows, weight))
     expected = seen.astype(float) @ matrix.to_float32().astype(float).T + bias
     # Rounding to int8 may go either way on a tie, which moves a result by one step of one input. Fixed point rounds
-    # inputs to 1/8191 of the largest, and weights to 1/4000 at worst (half a step of the multiplier, 7.5 times).
-    step = 4e-4 if fixed_point else 2e-6
+    # inputs to 1/8191 of the largest, and weights to 1/254.
+    step = 4e-3 if fixed_point else 2e-6
     tolerance = step * np.abs(seen).sum(axis=1).max() * np.abs(matrix.to_float32()).max() + 1e-5
     assert np.abs(y - expected).max() < tolerance
 
@@ -107,7 +107,7 @@ def test_the_largest_integers_do_not_saturate(isa, bits, group, zero, sign):
     backend = NativeBackend(1, isa)
     weight = backend.load_linear(LinearWeight((GroupQuantized(q, ones, None, bits, group, zero, "test"),)))
     y = run_op(backend, np.full((3, k), sign, np.float32), lambda ops, rows, _: ops.linear(rows, weight))
-    assert np.allclose(y, sign * k * (top - zero), rtol=1e-3 if isa == "amx" else 1e-6)
+    assert np.allclose(y, sign * k * (top - zero), rtol=5e-3 if isa == "amx" else 1e-6)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -124,20 +124,22 @@ def test_an_input_that_is_no_number_makes_none(isa, name, rows, value):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_a_row_of_linear_is_the_same_alone_and_in_any_batch(isa, name):
-    x = floats(64, 96, seed=4)
-    parts = (MATRICES[name](50, 96), MATRICES["Q8_0"](18, 96))
+@pytest.mark.parametrize("k", [96, 1152])
+def test_a_row_of_linear_is_the_same_alone_and_in_any_batch(isa, name, k):
+    """On any number of threads, and from whichever form of the weights."""
+    x = floats(64, k, seed=4)
+    parts = (MATRICES[name](50, k), MATRICES["Q8_0"](18, k))
     results = {}
-    for threads in (1, 2):
-        backend = NativeBackend(threads, isa)
+    for threads, wide_bytes in ((1, 0), (2, 0), (2, 1 << 20)):
+        backend = NativeBackend(threads, isa, wide_weights_bytes=wide_bytes)
         weight = backend.load_linear(LinearWeight(parts, floats(68, seed=5)))
         table = backend.load_table(DenseMatrix(x))
         program = backend.compile(lambda ops, s, t=table, w=weight: ops.linear(ops.embed(s, t, 1.0), w), LIMITS)
-        for size in (1, 2, 3, 5, 7, 8, 9, 13, 33, 64):
+        for size in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33, 64):
             ids = np.arange(64)
             pieces = [program.run(rows_step(ids[i : i + size])).copy() for i in range(0, 64, size)]
-            results[threads, size] = np.concatenate(pieces)
-    first = results[1, 1]
+            results[threads, wide_bytes, size] = np.concatenate(pieces)
+    first = results[1, 0, 1]
     assert all((result == first).all() for result in results.values())
 
 
