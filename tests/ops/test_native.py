@@ -258,7 +258,9 @@ def test_attention_is_close_to_the_reference(isa, shape):
     got, expected = (
         Attention(b, *shape, rows=400).run([(rows, 0, 0, 25)]) for b in (NativeBackend(2, isa), ReferenceBackend())
     )
-    assert np.allclose(got[:400], expected, rtol=1e-4, atol=2e-5)
+    # The matrix unit's kernels round queries and weights as well: each by at most 2**-9, and few by as much.
+    tolerance = 1e-2 if isa == "amx" and shape[2] % 64 == 0 else 2e-5
+    assert np.allclose(got[:400], expected, rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
