@@ -24,9 +24,6 @@ inline f32x16 exp2_of_negative(const f32x16& v) {
 // A tile's running softmax: of each query the largest score and the sum of exponentials.
 struct Partials {
   alignas(64) float largest[kMatrixQueries], total[kMatrixQueries];
-  Partials() {
-    for (int m = 0; m < kMatrixQueries; m++) largest[m] = kMinusInfinity, total[m] = 0.0f;
-  }
 };
 
 // The largest of a query's scores in one piece; those of positions outside its range become minus infinity.
@@ -45,31 +42,31 @@ inline float largest_score(float* scores, Range range, int start, int count) {
 }
 
 // Query m's scores at positions from .. to - 1 of the piece as weights relative to the largest; adds them to its total.
-template <class Products> inline void weigh(int m, float largest, int from, int to, f32x16& total, MatrixScratch& s) {
+template <class Products> inline void weigh(int m, float largest, int from, int to, MatrixScratch& s) {
   const f32x16 base = splat(largest == kMinusInfinity ? 0.0f : largest);  // all are minus infinity: they stay so
+  f32x16 total = from == 0 ? splat(0.0f) : s.total[m];
   for (int i = from; i < to; i += 2 * kLanes) {
     const f32x16 x = exp2_of_negative(load<f32x16>(&s.scores[m][i]) - base);
     const f32x16 y = i + kLanes < to ? exp2_of_negative(load<f32x16>(&s.scores[m][i + kLanes]) - base) : splat(0.0f);
-    total = total + x;
-    total = total + y;
+    total = (total + x) + y;
     Products::store_weights(x, y, m, i, s);
   }
+  s.total[m] = total;
 }
 
 // to[m] = sum of weight * value over the piece, of `valid` positions, and their totals.
 template <class Products> inline void weigh_piece(const AttentionTile& t, int valid, Partials& piece, float* to, MatrixScratch& s) {
-  f32x16 total[kMatrixQueries] = {};
   for (int column = 0; column < t.kv->head_dim; column += kMatrixWidth) {
     Products::begin_values(t, column, to);
     for (int from = 0; from < valid; from += kWeighedSubs * kLanes) {
       const int end = from + kWeighedSubs * kLanes < valid ? from + kWeighedSubs * kLanes : valid;
       if (column == 0)
-        for (int m = 0; m < t.num_queries; m++) weigh<Products>(m, piece.largest[m], from, (end + kLanes - 1) & -kLanes, total[m], s);
+        for (int m = 0; m < t.num_queries; m++) weigh<Products>(m, piece.largest[m], from, (end + kLanes - 1) & -kLanes, s);
       Products::add_values(t, from, end, column, to, s);
     }
     Products::end_values(t, column, to);
   }
-  for (int m = 0; m < t.num_queries; m++) piece.total[m] = reduce_add(total[m]);
+  for (int m = 0; m < t.num_queries; m++) piece.total[m] = reduce_add(s.total[m]);
 }
 
 // Adds a piece to what is merged so far. A query that has no position on one side takes nothing from it.
@@ -98,7 +95,7 @@ template <class Products> inline void matrix_tile(const AttentionTile& t) {
     range[m] = query_range(t, m);
     all = {range[m].low < all.low ? range[m].low : all.low, range[m].high > all.high ? range[m].high : all.high};
   }
-  Partials sum;
+  Partials sum, later;
   bool is_first = true;
   for (int split = all.low / kAttentionSplit * kAttentionSplit; split < all.high; split += kAttentionSplit, is_first = false) {
     const int end = split + kAttentionSplit < all.high ? split + kAttentionSplit : all.high;
@@ -106,11 +103,10 @@ template <class Products> inline void matrix_tile(const AttentionTile& t) {
     const int count = (end - start + kLanes - 1) / kLanes * kLanes;
     find_sub_blocks(t, start, end, s);
     Products::scores(t, count / kLanes, s);
-    Partials piece;
+    Partials& piece = is_first ? sum : later;  // the first as merging it with nothing would give it
     for (int m = 0; m < t.num_queries; m++) piece.largest[m] = largest_score(s.scores[m], range[m], start, count);
     weigh_piece<Products>(t, end - start, piece, is_first ? s.merged : s.piece, s);
-    if (is_first) sum = piece;  // as merging it with nothing would give
-    else merge_piece(t, sum, piece, s);
+    if (!is_first) merge_piece(t, sum, later, s);
   }
   for (int m = 0; m < t.num_queries; m++) finish_query(t, m, s.merged + m * head_dim, {sum.largest[m], sum.total[m]});
 }

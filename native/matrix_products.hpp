@@ -8,6 +8,7 @@
 namespace headway::HEADWAY_ISA {
 
 constexpr int kMatrixQueries = 16, kVectorQueries = 4;
+constexpr int kSubsAhead = 4;    // sub-blocks that vector instructions take at once, while they fetch as many
 constexpr int kMatrixWidth = 64;  // columns of the output that are collected together, and what head_dim is a multiple of
 
 inline bool fits_matrix_attention(const KVLayer& kv) { return kv.is_bf16 && kv.head_dim % kMatrixWidth == 0; }
@@ -26,17 +27,20 @@ struct MatrixScratch {
   alignas(64) float scores[kMatrixQueries][kAttentionSplit];     // with vector instructions, then the weights
   alignas(64) uint16_t weights[kMatrixQueries][kAttentionSplit];
   alignas(64) float piece[kMatrixQueries * kMaxHeadDim], merged[kMatrixQueries * kMaxHeadDim];
+  f32x16 total[kMatrixQueries];  // of the weights
   alignas(64) uint16_t edge[kLanes * kMaxHeadDim];
-  size_t offset[kAttentionSplit / kLanes];  // of the sub-blocks of a piece
+  size_t offset[kAttentionSplit / kLanes + kSubsAhead];  // of the sub-blocks of a piece, and some more to be fetched
 };
 
 inline void find_sub_blocks(const AttentionTile& t, int start, int end, MatrixScratch& s) {
   const int subs = t.kv->block_size / kLanes;
   int block = start / t.kv->block_size, sub = start % t.kv->block_size / kLanes;
-  for (int i = 0; start + i * kLanes < end; i++) {
+  int i = 0;
+  for (; start + i * kLanes < end; i++) {
     s.offset[i] = sub_block_offset(*t.kv, t.block_table[block], t.kv_head, sub);
     if (++sub == subs) sub = 0, block++;
   }
+  for (int ahead = 0; ahead < kSubsAhead; ahead++) s.offset[i + ahead] = s.offset[i - 1];
 }
 
 inline const uint16_t* keys_of(const AttentionTile& t, int sub, const MatrixScratch& s) {
@@ -184,7 +188,10 @@ template <int M> struct VectorProducts {
       for (int d = chunk; d < chunk + 32; d += 2)
 #pragma GCC unroll 4
         for (int i = 0; i < Subs; i++) {
-          const Pair keys = load_pairs<true>(keys_of(t, sub + i, s), size_t(d) * kLanes);
+          const uint16_t* from = keys_of(t, sub + i, s) + size_t(d) * kLanes;
+          __builtin_prefetch(from + size_t(head_dim) * kLanes);  // values
+          __builtin_prefetch(keys_of(t, sub + i + Subs, s) + size_t(d) * kLanes);
+          const Pair keys = load_pairs<true>(from, 0);
 #pragma GCC unroll 4
           for (int m = 0; m < M; m++) {
             even[i][m] = fma(keys.first, splat(s.wide_queries[m * head_dim + d]), even[i][m]);
