@@ -48,22 +48,41 @@ inline void round_bf16_row(const float* x, int k, uint16_t* out) {
 }
 
 // Writes x [head_dim] at offset_of(d) of the sub-block that starts at `at`.
-template <class Offset> inline void store_kv(const KVLayer& kv, void* base, size_t at, const float* x, Offset offset_of) {
-  uint16_t rounded[kMaxHeadDim];
-  if (kv.is_bf16) round_bf16_row(x, kv.head_dim, rounded);
-  for (int d = 0; d < kv.head_dim; d++) {
-    if (kv.is_bf16) static_cast<uint16_t*>(base)[at + offset_of(d)] = rounded[d];
-    else static_cast<float*>(base)[at + offset_of(d)] = x[d];
-  }
+template <class T, class Offset> inline void scatter(const T* x, int head_dim, void* base, size_t at, Offset offset_of) {
+  for (int d = 0; d < head_dim; d++) static_cast<T*>(base)[at + offset_of(d)] = x[d];
+}
+
+// Two dimensions of a token lie side by side.
+inline void scatter_key_pairs(const uint16_t* x, int head_dim, uint16_t* to) {
+  for (int d = 0; d < head_dim; d += 2) std::memcpy(to + size_t(d) * kLanes, x + d, 2 * sizeof *x);
 }
 
 inline void store_key(const KVLayer& kv, int block, int offset, int head, const float* k) {
+  const int j = offset % kLanes;
   const size_t at = sub_block_offset(kv, block, head, offset / kLanes);
-  store_kv(kv, kv.keys, at, k, [&](int d) { return key_offset(offset % kLanes, d); });
+  if (!kv.is_bf16) return scatter(k, kv.head_dim, kv.keys, at, [&](int d) { return key_offset(j, d); });
+  uint16_t rounded[kMaxHeadDim];
+  round_bf16_row(k, kv.head_dim, rounded);
+  scatter_key_pairs(rounded, kv.head_dim, static_cast<uint16_t*>(kv.keys) + at + key_offset(j, 0));
 }
+
+// A token's values are every other number of a run: other workers may be writing those between.
 inline void store_value(const KVLayer& kv, int block, int offset, int head, const float* v) {
+  const int j = offset % kLanes;
   const size_t at = sub_block_offset(kv, block, head, offset / kLanes);
-  store_kv(kv, kv.values, at, v, [&](int d) { return value_offset(kv.head_dim, offset % kLanes, d); });
+  const auto offset_of = [&](int d) { return value_offset(kv.head_dim, j, d); };
+  if (!kv.is_bf16) return scatter(v, kv.head_dim, kv.values, at, offset_of);
+  uint16_t rounded[kMaxHeadDim];
+  round_bf16_row(v, kv.head_dim, rounded);
+  int d = 0;
+#if defined(__AVX512BW__)
+  uint16_t* run = static_cast<uint16_t*>(kv.values) + at + offset_of(0) - j % 2;
+  for (; d + kLanes <= kv.head_dim; d += kLanes) {
+    const u32x16 words = widen(load<u16x16>(rounded + d)) << 16 * (j % 2);
+    _mm512_mask_storeu_epi16(run + 2 * d, j % 2 ? 0xaaaaaaaa : 0x55555555, __m512i(words.part[0]));
+  }
+#endif
+  for (; d < kv.head_dim; d++) static_cast<uint16_t*>(kv.values)[at + offset_of(d)] = rounded[d];
 }
 
 // One query's running softmax: largest score, sum of exponentials, weighted values [d].
