@@ -37,6 +37,7 @@ class Calibration:
 
 
 def compare(name: str, args: Any) -> dict[str, Any]:
+    """What was measured, which is recorded after each work: a run that is stopped leaves what it has."""
     model = compared_model(name)
     did_not_run: dict[str, str] = {}
     arms = list(ArmFinder(model, dict(args.python), args.threads, did_not_run).arms([HEADWAY, *args.peers]))
@@ -49,14 +50,20 @@ def compare(name: str, args: Any) -> dict[str, Any]:
             lambda what: status.update(f"{name}: {what}"),
             did_not_run,
         )
+        result = facts(model, args.threads) | {"engines": comparison.facts, "did_not_run": did_not_run, "works": []}
         try:
-            works = []
             for work in comparison.measure(QUICK_WORKS if args.quick else WORKS):
-                works.append(work)
+                result["works"].append(work)
                 console.print(work_table({"works": [work]}), markup=False, highlight=False, soft_wrap=True)
+                if not args.quick:
+                    record(result)
         finally:
             comparison.close()
-    return facts(model, args.threads) | {"engines": comparison.facts, "did_not_run": did_not_run, "works": works}
+    return result
+
+
+def record(result: dict[str, Any]) -> None:
+    (RESULTS / f"peers-{result['model']['name']}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -76,9 +83,6 @@ def main() -> None:
         print(work_table(result))
         for what, reason in result["did_not_run"].items():
             console.print(f"{what} did not run: {reason}", style="red", markup=False)
-        if not args.quick:
-            path = RESULTS / f"peers-{result['model']['name']}.json"
-            path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

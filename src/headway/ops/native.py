@@ -34,7 +34,7 @@ class NativeBackend:
 
     ``fused`` False runs every recorded operation by itself: slower, and the same bits. ``cpus`` holds a processor for
     each thread to be pinned to; the first, of the thread that calls, is only left free. ``wide_weights_bytes`` is
-    memory that may go to a second form of 4-bit weights, four times as large, which larger batches are computed from
+    memory that may go to a second form of 4-bit weights, twice as large, which larger batches are computed from
     sooner; again with the same bits. Only the kernels of ``amx`` have it.
     """
 
