@@ -1,13 +1,13 @@
 // Linear layers in fixed point, for processors with a matrix unit (Intel AMX).
 //
-//   W[n, k] = unit[n, p] * (byte[n, k] - 128)                 byte = (multiplier[n, g] * q[n, k] + offset[n, g]) mod 2^16 / 256
+//   W[n, k] = unit[n, p] * (byte[n, k] - 128)                 of 4 bits: (multiplier[n, g] * q[n, k] + offset[n, g]) mod 2^16 / 256
 //   x[m, k] = scale[m, p] * (128 * high[m, k] + low[m, k])    14 bits; high and low in -64 .. 64
 //   y[m, n] = sum over panels p, ascending, of unit * scale * (128 * H + L)
 //
 // H = sum of W's integer times high over the inputs k of a panel, and L with low, are exact in 32 bits, so however they come
-// about the bits are equal: a few rows take them with vector instructions from weights that are widened to bytes in registers,
-// more rows from the matrix unit. Nothing is left to do at a group's end, and a weight is rounded by at most a 254th of the
-// largest of its panel, where its own 4 bits have rounded it by a 30th of the largest of its group.
+// about the bits are equal: a few rows take them with vector instructions, more rows from the matrix unit; 4-bit weights may be
+// kept as bytes as well, or become bytes on the way, in registers for a few rows. Nothing is left to do at a group's end. A weight
+// is rounded by at most a 254th of the largest of its panel; its own 4 bits have rounded it by a 30th of the range of its group.
 #pragma once
 #include "matrix_unit.hpp"
 #include "simd.hpp"
@@ -16,8 +16,12 @@
 namespace headway::HEADWAY_ISA {
 
 // The matrix unit takes 16 rows as quickly as one: up to so many rows, vector instructions are quicker, and take them in parts
-// of up to kFewTile. Where weights are kept wide the matrix unit has less to do.
-constexpr int kFewRows = 5, kFewWideRows = 2, kFewTile = 3;
+// of up to kFewTile. Where weights are kept as bytes the matrix unit has less to do.
+constexpr int kFewRows = 5, kFewRowsOfBytes = 2, kFewTile = 3;
+
+constexpr size_t kBytesOfPair = 1024;  // 64 inputs of 16 outputs, in the matrix unit's order: [16 quads][16 outputs][4]
+
+inline __m512i broadcast32(const void* p) { return _mm512_set1_epi32(load<int32_t>(p)); }
 
 // A register of weights has 16 inputs of 4 outputs, output 4 * L + i in lane L of register i: a table of 16 bytes in each lane
 // makes its 4-bit numbers bytes at once.
@@ -71,82 +75,101 @@ struct SpreadSums {
   }
 };
 
-// One group's products with M rows of both planes, 64 inputs apart.
-template <int M>
-inline void group_dots(const uint8_t* q, const __m512i table[kQuarters], const int8_t* high, const int8_t* low, SpreadSums h[M],
-                       SpreadSums l[M]) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kQuarters; i++) {
-    __builtin_prefetch(q + 64 * i + kPrefetchBytes);
-    const WeightBytes w(q + 64 * i, table[i]);
-#pragma GCC unroll 2
-    for (int m = 0; m < M; m++) {
-      h[m].quarter[i] = _mm512_dpbusd_epi32(h[m].quarter[i], w.first, four_times(high + 64 * m));
-      l[m].quarter[i] = _mm512_dpbusd_epi32(l[m].quarter[i], w.first, four_times(low + 64 * m));
-      h[m].quarter[i] = _mm512_dpbusd_epi32(h[m].quarter[i], w.second, four_times(high + 64 * m + 16));
-      l[m].quarter[i] = _mm512_dpbusd_epi32(l[m].quarter[i], w.second, four_times(low + 64 * m + 16));
-    }
-  }
-}
-
-inline f32x16 panel_sum(__m512i high, __m512i low) {
+// 128 * H + L of one row, from the sums of bytes times `high` and `low` of a panel: bytes are 128 too large.
+inline f32x16 panel_sum(__m512i high, __m512i low, const FixedRows& x, size_t at) {
+  high = _mm512_sub_epi32(high, _mm512_set1_epi32(128 * x.high_sums[at]));
+  low = _mm512_sub_epi32(low, _mm512_set1_epi32(128 * x.low_sums[at]));
   f32x16 sum;
   sum.part[0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(128.0f), _mm512_cvtepi32_ps(low));
   return sum;
 }
 
+// Sums of M rows with one block of outputs, 64 inputs at a time. They may be spread over several registers.
+template <int M> struct DotsOfNibbles {
+  SpreadSums high[M], low[M];
+
+  void add(const PackedMatrix& w, int block, int pair, const int8_t* x_high, const int8_t* x_low) {
+    const uint8_t* q = w.data + (size_t(block) * (w.k / 64) + pair) * 512;
+    const ByteTables tables(w, block, pair);
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; g++)
+#pragma GCC unroll 4
+      for (int i = 0; i < kQuarters; i++) {
+        __builtin_prefetch(q + 256 * g + 64 * i + kPrefetchBytes);
+        const WeightBytes bytes(q + 256 * g + 64 * i, tables.table[g][i]);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          const int at = 64 * m + 32 * g;
+          high[m].quarter[i] = _mm512_dpbusd_epi32(high[m].quarter[i], bytes.first, four_times(x_high + at));
+          low[m].quarter[i] = _mm512_dpbusd_epi32(low[m].quarter[i], bytes.first, four_times(x_low + at));
+          high[m].quarter[i] = _mm512_dpbusd_epi32(high[m].quarter[i], bytes.second, four_times(x_high + at + 16));
+          low[m].quarter[i] = _mm512_dpbusd_epi32(low[m].quarter[i], bytes.second, four_times(x_low + at + 16));
+        }
+      }
+  }
+  __m512i high_total(int m) const { return high[m].total(); }
+  __m512i low_total(int m) const { return low[m].total(); }
+};
+
+template <int M> struct DotsOfBytes {
+  __m512i high[M][2] = {}, low[M][2] = {};  // two, so that one need not wait for the other
+
+  void add(const PackedMatrix& w, int block, int pair, const int8_t* x_high, const int8_t* x_low) {
+    const uint8_t* bytes = w.fixed.bytes + (size_t(block) * (w.k / 64) + pair) * kBytesOfPair;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+      __builtin_prefetch(bytes + 64 * i + kPrefetchBytes);
+      const __m512i quads = _mm512_load_si512(bytes + 64 * i);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        high[m][i % 2] = _mm512_dpbusd_epi32(high[m][i % 2], quads, broadcast32(x_high + 64 * m + 4 * i));
+        low[m][i % 2] = _mm512_dpbusd_epi32(low[m][i % 2], quads, broadcast32(x_low + 64 * m + 4 * i));
+      }
+    }
+  }
+  __m512i high_total(int m) const { return _mm512_add_epi32(high[m][0], high[m][1]); }
+  __m512i low_total(int m) const { return _mm512_add_epi32(low[m][0], low[m][1]); }
+};
+
 // Rows row .. row + M - 1, of one tile.
-template <int M> inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
+template <template <int> class Dots, int M>
+inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
   const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64, panels = w.fixed.panels;
   const size_t first = size_t(row / kFixedTile * kFixedTile) * w.k + size_t(row % kFixedTile) * 64;
-  const uint8_t* q = w.data + size_t(block) * pairs * 512;
   f32x16 acc[M] = {};
   for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
     const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
-    SpreadSums high[M], low[M];
-    for (int t = start; t < end; t++, q += 512) {
-      const int8_t *xh = x.high + first + size_t(t) * 1024, *xl = x.low + first + size_t(t) * 1024;
-      const ByteTables tables(w, block, t);
-#pragma GCC unroll 2
-      for (int g = 0; g < 2; g++) group_dots<M>(q + 256 * g, tables.table[g], xh + 32 * g, xl + 32 * g, high, low);
-    }
+    Dots<M> dots;
+    for (int t = start; t < end; t++) dots.add(w, block, t, x.high + first + size_t(t) * 1024, x.low + first + size_t(t) * 1024);
     const f32x16 unit = load<f32x16>(w.fixed.unit + (size_t(block) * panels + p) * kLanes);
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
       const size_t at = size_t(row + m) * panels + p;
-      const auto exact = [](const SpreadSums& sums, int32_t inputs) {  // bytes are 128 too large
-        return _mm512_sub_epi32(sums.total(), _mm512_set1_epi32(128 * inputs));
-      };
-      const f32x16 sum = panel_sum(exact(high[m], x.high_sums[at]), exact(low[m], x.low_sums[at]));
-      acc[m] = fma(sum, unit * splat(x.scale[at]), acc[m]);
+      acc[m] = fma(panel_sum(dots.high_total(m), dots.low_total(m), x, at), unit * splat(x.scale[at]), acc[m]);
     }
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; m++) finish_row(w, block, acc[m], row + m, out);
 }
 
-// The wide form: weights as signed bytes in the matrix unit's order, [k / 64][16 quads][16 outputs][4].
-constexpr size_t kWidePair = 1024;
-
-// Four registers of 16 inputs, as four quads of inputs of all 16 outputs; signed.
+// Four registers of 16 inputs, as four quads of inputs of all 16 outputs.
 inline void store_quads(const __m512i bytes[kQuarters], uint8_t* to) {
-  const __m512i sign = _mm512_set1_epi8(int8_t(0x80));
   __m512i pairs[kQuarters];
   for (int i = 0; i < 2; i++) {
     pairs[i] = _mm512_unpacklo_epi32(bytes[2 * i], bytes[2 * i + 1]);
     pairs[2 + i] = _mm512_unpackhi_epi32(bytes[2 * i], bytes[2 * i + 1]);
   }
   for (int i = 0; i < 2; i++) {
-    _mm512_store_si512(to + 128 * i, _mm512_xor_si512(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]), sign));
-    _mm512_store_si512(to + 128 * i + 64, _mm512_xor_si512(_mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]), sign));
+    _mm512_store_si512(to + 128 * i, _mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]));
+    _mm512_store_si512(to + 128 * i + 64, _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
   }
 }
 
-inline void widen_pair(const PackedMatrix& w, int block, int t, uint8_t* wide) {
+inline void bytes_of_pair(const PackedMatrix& w, int block, int t, uint8_t* to) {
   const uint8_t* q = w.data + (size_t(block) * (w.k / 64) + t) * 512;
   const ByteTables tables(w, block, t);
 #pragma GCC unroll 2
-  for (int g = 0; g < 2; g++, q += 256, wide += 512) {
+  for (int g = 0; g < 2; g++, q += 256, to += 512) {
     __m512i first[kQuarters], second[kQuarters];
 #pragma GCC unroll 4
     for (int i = 0; i < kQuarters; i++) {
@@ -155,13 +178,13 @@ inline void widen_pair(const PackedMatrix& w, int block, int t, uint8_t* wide) {
       first[i] = bytes.first;
       second[i] = bytes.second;
     }
-    store_quads(first, wide);
-    store_quads(second, wide + 256);
+    store_quads(first, to);
+    store_quads(second, to + 256);
   }
 }
 
 inline void widen_block(const PackedMatrix& w, int block, uint8_t* wide) {
-  for (int t = 0; t < w.k / 64; t++) widen_pair(w, block, t, wide + size_t(t) * kWidePair);
+  for (int t = 0; t < w.k / 64; t++) bytes_of_pair(w, block, t, wide + size_t(t) * kBytesOfPair);
 }
 
 // Tiles 0 to 3 collect, 4 and 5 hold inputs [rows][64], 6 and 7 weights [16 quads][16 outputs][4].
@@ -188,9 +211,9 @@ struct Ahead {
   int bytes;
 };
 
-// 16 rows times some pairs of groups of one block's wide weights, or two blocks'.
+// 16 rows times some pairs of groups of one block's bytes, or two blocks'.
 template <int B>
-inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* const wide[B], int pairs, Ahead ahead, TileSums sums[B]) {
+inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* const bytes[B], int pairs, Ahead ahead, TileSums sums[B]) {
   before_tile_loads();
   _tile_zero(0);
   _tile_zero(1);
@@ -198,17 +221,17 @@ inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* 
   _tile_zero(3);
   for (int t = 0; t < pairs; t++) {
     _tile_loadd(4, high + t * 1024, 64);
-    _tile_loadd(6, wide[0] + t * kWidePair, 64);
-    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(6, bytes[0] + t * kBytesOfPair, 64);
+    _tile_dpbsud(0, 4, 6);
     _tile_loadd(5, low + t * 1024, 64);
-    _tile_dpbssd(1, 5, 6);
+    _tile_dpbsud(1, 5, 6);
     if constexpr (B == 2) {
-      _tile_loadd(7, wide[1] + t * kWidePair, 64);
-      _tile_dpbssd(2, 4, 7);
-      _tile_dpbssd(3, 5, 7);
+      _tile_loadd(7, bytes[1] + t * kBytesOfPair, 64);
+      _tile_dpbsud(2, 4, 7);
+      _tile_dpbsud(3, 5, 7);
     }
     for (int i = 0; i < ahead.bytes; i += 64)
-      for (int b = 0; b < B; b++) __builtin_prefetch(ahead.from + (wide[b] - wide[0]) + t * ahead.bytes + i, 0, 2);
+      for (int b = 0; b < B; b++) __builtin_prefetch(ahead.from + (bytes[b] - bytes[0]) + t * ahead.bytes + i, 0, 2);
   }
   _tile_stored(0, sums[0].high, 64);
   _tile_stored(1, sums[0].low, 64);
@@ -228,8 +251,9 @@ inline void add_rows(const PackedMatrix& w, int block, int panel, const FixedRow
   const f32x16 bias = out.bias ? load_part(out.bias + column, columns) : splat(0.0f);
   const bool is_first = panel == 0, is_last = panel + 1 == panels;
   for (int m = 0; m < count; m++) {
-    const f32x16 sum = panel_sum(_mm512_load_si512(sums.high[m]), _mm512_load_si512(sums.low[m]));
-    const f32x16 scale = unit * splat(x.scale[size_t(row + m) * panels + panel]);
+    const size_t at = size_t(row + m) * panels + panel;
+    const f32x16 sum = panel_sum(_mm512_load_si512(sums.high[m]), _mm512_load_si512(sums.low[m]), x, at);
+    const f32x16 scale = unit * splat(x.scale[at]);
     float* to = out.y + size_t(row + m) * out.stride + column;
     f32x16 y = fma(sum, scale, is_first ? splat(0.0f) : load_part(to, columns));
     if (is_last) {
@@ -246,34 +270,34 @@ inline void add_panel(const PackedMatrix& w, int block, int panel, const FixedRo
   else add_rows<false>(w, block, panel, x, row, count, sums, out);
 }
 
-// Many rows of B blocks, panel by panel, so that a panel's wide weights stay in the nearest cache. Where they are not kept
-// wide, a panel is widened first.
+// Many rows of B blocks, panel by panel, so that a panel's bytes stay in the nearest cache. Where they are not kept,
+// they are made first.
 template <int B> inline void many_rows(const PackedMatrix& w, int block, const FixedRows& x, int rows, const LinearOutput& out) {
-  alignas(64) static thread_local uint8_t room[B][kFixedPanel / 64 * kWidePair];
+  alignas(64) static thread_local uint8_t room[B][kFixedPanel / 64 * kBytesOfPair];
   static thread_local TileSums sums[B];
   const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64;
   for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
     const int count = pairs - start < panel_pairs ? pairs - start : panel_pairs;
-    const uint8_t* wide[B];
+    const uint8_t* bytes[B];
     for (int b = 0; b < B; b++) {
-      wide[b] = room[b];
-      if (w.fixed.wide) wide[b] = w.fixed.wide + (size_t(block + b) * pairs + start) * kWidePair;
+      bytes[b] = room[b];
+      if (w.fixed.bytes) bytes[b] = w.fixed.bytes + (size_t(block + b) * pairs + start) * kBytesOfPair;
       else
-        for (int t = 0; t < count; t++) widen_pair(w, block + b, start + t, room[b] + t * kWidePair);
+        for (int t = 0; t < count; t++) bytes_of_pair(w, block + b, start + t, room[b] + t * kBytesOfPair);
     }
     // Each tile of rows fetches a share of the panel that comes next.
-    const int share = w.fixed.wide ? int(kWidePair) / ((rows + kFixedTile - 1) / kFixedTile) & -64 : 0;
-    Ahead ahead{wide[0] + (start + count < pairs ? count : (B - 1) * pairs + count) * kWidePair, share};
+    const int share = w.fixed.bytes ? int(kBytesOfPair) / ((rows + kFixedTile - 1) / kFixedTile) & -64 : 0;
+    Ahead ahead{bytes[0] + (start + count < pairs ? count : (B - 1) * pairs + count) * kBytesOfPair, share};
     for (int row = 0; row < rows; row += kFixedTile, ahead.from += size_t(count) * share) {
       const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
-      multiply_tile<B>(x.high + at, x.low + at, wide, count, ahead, sums);
+      multiply_tile<B>(x.high + at, x.low + at, bytes, count, ahead, sums);
       for (int b = 0; b < B; b++) add_panel(w, block + b, p, x, row, rows, sums[b], out);
     }
   }
 }
 
 inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > (w.fixed.wide ? kFewWideRows : kFewRows)) {
+  if (rows > (w.fixed.bytes ? kFewRowsOfBytes : kFewRows)) {
     use_linear_tiles(rows);
     int block = first;
     for (; block + 2 <= last; block += 2) many_rows<2>(w, block, x, rows, out);
@@ -283,7 +307,10 @@ inline void fixed_blocks(const PackedMatrix& w, int first, int last, const Fixed
   const int parts = (rows + kFewTile - 1) / kFewTile, size = (rows + parts - 1) / parts;
   for (int row = 0; row < rows; row += size)
     with_size<kFewTile>(rows - row < size ? rows - row : size, [&]<int M>() {
-      for (int block = first; block < last; block++) few_rows<M>(w, block, x, row, out);
+      for (int block = first; block < last; block++) {
+        if (w.fixed.multiplier) few_rows<DotsOfNibbles, M>(w, block, x, row, out);
+        else few_rows<DotsOfBytes, M>(w, block, x, row, out);
+      }
     });
 }
 

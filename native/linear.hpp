@@ -160,7 +160,7 @@ inline void grouped_block(const PackedMatrix& w, int block, const LinearInput& x
 
 inline void linear_blocks(const PackedMatrix& w, int first, int last, const LinearInput& x, const LinearOutput& out) {
 #if defined(__AMX_INT8__)
-  if (w.fixed.multiplier) fixed_blocks(w, first, last, x.fixed, x.rows, out);
+  if (w.fixed.unit) fixed_blocks(w, first, last, x.fixed, x.rows, out);
   else
 #endif
   for (int block = first; block < last; block++) grouped_block(w, block, x, out);

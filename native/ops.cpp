@@ -56,7 +56,7 @@ struct LinearOp : Op {
       : x(x), spec(std::move(linear)), out(out), k(spec.parts.front()->matrix().k) {
     for (const auto& part : spec.parts) {
       const PackedMatrix& w = part->matrix();
-      if (w.fixed.multiplier) needs_fixed = true;
+      if (w.fixed.unit) needs_fixed = true;
       else if (w.format == Format::q4 || w.format == Format::q8) needs_int8 = true;
       total_blocks += blocks(*part);
     }

@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <sys/mman.h>
+#include <vector>
 
 namespace headway {
 namespace {
@@ -29,25 +30,30 @@ size_t data_bytes(Format format, int n, int k) {
   return 0;
 }
 
+bool has_bytes(const Packing& p) { return p.fixed_point && p.format == Format::q8; }
+
+size_t stored_bytes(const Packing& p) { return has_bytes(p) && !p.is_table ? 0 : data_bytes(p.format, p.n, p.k); }
+
 size_t scale_bytes(const Packing& p) {
   if (!p.group || (p.fixed_point && !p.is_table)) return 0;
   return size_t(blocks_of(p.n)) * kLanes * (p.k / p.group) * (p.wide_scales ? 4 : 2);
 }
 
 int num_panels(int k) { return (k + fixed_panel(k) - 1) / fixed_panel(k); }
-size_t multiplier_bytes(const Packing& p) { return p.fixed_point ? size_t(blocks_of(p.n)) * kLanes * (p.k / 32) * 2 : 0; }
+size_t multiplier_bytes(const Packing& p) { return p.fixed_point && p.format == Format::q4 ? size_t(blocks_of(p.n)) * kLanes * (p.k / 32) * 2 : 0; }
 size_t unit_bytes(const Packing& p) { return p.fixed_point ? size_t(blocks_of(p.n)) * kLanes * num_panels(p.k) * 4 : 0; }
 
 // Where each part of a weight begins, and where the last ends.
 struct Sections {
   explicit Sections(const Packing& p)
-      : scale(aligned_size(data_bytes(p.format, p.n, p.k), 64)),
+      : scale(aligned_size(stored_bytes(p), 64)),
         minimum(scale + aligned_size(scale_bytes(p), 64)),
         multiplier(minimum + (p.has_minima ? aligned_size(scale_bytes(p), 64) : 0)),
         offset(multiplier + multiplier_bytes(p)),
         unit(offset + (p.has_minima ? multiplier_bytes(p) : 0)),
-        end(unit + unit_bytes(p)) {}
-  size_t scale, minimum, multiplier, offset, unit, end;
+        bytes(unit + unit_bytes(p)),
+        end(bytes + (has_bytes(p) ? data_bytes(p.format, p.n, p.k) : 0)) {}
+  size_t scale, minimum, multiplier, offset, unit, bytes, end;
 };
 
 const Packing& checked(const Packing& p) {
@@ -57,7 +63,7 @@ const Packing& checked(const Packing& p) {
     if (p.group || p.has_minima || p.fixed_point) throw std::invalid_argument("only integers have scales and minima");
     return p;
   }
-  if (p.fixed_point && (p.format != Format::q4 || p.k % 64)) throw std::invalid_argument("fixed point is for 4 bits and inputs a multiple of 64");
+  if (p.fixed_point && p.k % 64) throw std::invalid_argument("fixed point is for inputs a multiple of 64");
   if (p.k % 32 || (p.group != 16 && p.group != 32)) throw std::invalid_argument("groups must be 16 or 32 inputs, and inputs a multiple of 32");
   if (p.group == 16 && (p.format == Format::q4 || p.has_minima)) throw std::invalid_argument("groups of 16 need more than 4 bits and no minimum");
   if (p.has_minima && p.zero) throw std::invalid_argument("a format has a zero point or a minimum, not both");
@@ -166,10 +172,11 @@ Weight::Weight(const Packing& packing, std::shared_ptr<Memory> memory, size_t of
   const uint8_t* data = memory_->data() + offset;
   matrix_ = {packing.format, packing.n, packing.k, packing.group, float(packing.zero), packing.wide_scales,
              data, data + at.scale, packing.has_minima ? data + at.minimum : nullptr, {}};
-  if (packing.fixed_point)
-    matrix_.fixed = {fixed_panel(packing.k), num_panels(packing.k), reinterpret_cast<const int16_t*>(data + at.multiplier),
-                     packing.has_minima ? reinterpret_cast<const int16_t*>(data + at.offset) : nullptr,
-                     reinterpret_cast<const float*>(data + at.unit), nullptr};
+  if (!packing.fixed_point) return;
+  matrix_.fixed = {fixed_panel(packing.k), num_panels(packing.k), nullptr, nullptr, reinterpret_cast<const float*>(data + at.unit), nullptr};
+  if (has_bytes(packing)) matrix_.fixed.bytes = data + at.bytes;
+  else matrix_.fixed.multiplier = reinterpret_cast<const int16_t*>(data + at.multiplier);
+  if (!has_bytes(packing) && packing.has_minima) matrix_.fixed.offset = reinterpret_cast<const int16_t*>(data + at.offset);
 }
 
 Weight::Weight(const Packing& packing)
@@ -181,18 +188,19 @@ Weight::Weight(const uint8_t* q, const void* scale, const void* minimum, int n, 
   const Sections at(packing_);
   uint8_t* to = memory_->data();
   if (packing_.format == Format::q4) pack_q4(q, to, n, k, fixed_point);
-  else pack_q8(q, to, n, k);
+  else if (stored_bytes(packing_)) pack_q8(q, to, n, k);
   for (auto [from, start] : {std::pair{scale, at.scale}, std::pair{minimum, at.minimum}}) {
     if (!from || !scale_bytes(packing_)) continue;
     if (wide_scales) pack_scales<uint32_t>(from, to + start, n, k / group);
     else pack_scales<uint16_t>(from, to + start, n, k / group);
   }
-  if (fixed_point) pack_fixed_point(scale, minimum);
+  if (has_bytes(packing_)) pack_bytes(q, scale, minimum);
+  else if (fixed_point) pack_multipliers(scale, minimum);
 }
 
 // A panel's unit makes its largest weight 127, less what the rounding of multiplier and offset may add. Offsets are rounded so
 // that the rounding of a multiplier does least harm: none in the middle of the range of q.
-void Weight::pack_fixed_point(const void* scale, const void* minimum) {
+void Weight::pack_multipliers(const void* scale, const void* minimum) {
   constexpr int kMost = 15;
   const auto [format, n, k, group, zero, wide, has_minima, fixed_point, is_table] = packing_;
   const int groups = k / 32, panel = fixed_panel(k), panels = num_panels(k);
@@ -221,13 +229,41 @@ void Weight::pack_fixed_point(const void* scale, const void* minimum) {
     }
 }
 
+// A panel's unit makes its largest weight 127.
+void Weight::pack_bytes(const uint8_t* q, const void* scale, const void* minimum) {
+  const auto [format, n, k, group, zero, wide, has_minima, fixed_point, is_table] = packing_;
+  const int groups = k / group, panel = fixed_panel(k), panels = num_panels(k);
+  const ScaleReader scales{scale, wide}, minima{minimum, wide};
+  const Sections at(packing_);
+  float* unit = reinterpret_cast<float*>(memory_->data() + at.unit);
+  uint8_t* bytes = memory_->data() + at.bytes;
+  std::fill_n(bytes, data_bytes(format, n, k), uint8_t(128));
+  std::vector<double> weights(k);
+  for (int row = 0; row < n; row++) {
+    const size_t block = size_t(row / kLanes), lane = size_t(row % kLanes);
+    for (int i = 0; i < k; i++) {
+      const size_t g = size_t(row) * groups + i / group;
+      weights[i] = scales[g] * (q[size_t(row) * k + i] - zero) + minima[g];
+    }
+    for (int p = 0; p < panels; p++) {
+      const int first = p * panel, last = std::min(k, first + panel);
+      double largest = 0;
+      for (int i = first; i < last; i++) largest = std::max(largest, std::abs(weights[i]));
+      const double inverse = largest > 0 ? 127 / largest : 0;
+      unit[(block * panels + p) * kLanes + lane] = float(largest / 127);
+      for (int i = first; i < last; i++)
+        bytes[((block * k + size_t(i) / 4 * 4) * kLanes) + lane * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(weights[i] * inverse)));
+    }
+  }
+}
+
 Weight::Weight(const void* data, Format format, int n, int k) : Weight(Packing{format, n, k}) {
   if (format == Format::f32) pack_dense<uint32_t>(data, memory_->data(), n, k);
   else pack_dense<uint16_t>(data, memory_->data(), n, k);
 }
 
 size_t Weight::wide_bytes(const Kernels& kernels) const {
-  return kernels.widen_block && packing_.fixed_point ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k : 0;
+  return kernels.widen_block && matrix_.fixed.multiplier ? size_t(blocks_of(packing_.n)) * kLanes * packing_.k : 0;
 }
 
 void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset) {
@@ -236,7 +272,7 @@ void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_
     throw std::invalid_argument("a wide weight is not inside its memory");
   for (int block = 0; block < blocks_of(packing_.n); block++)
     kernels.widen_block(matrix_, block, memory->data() + offset + block * block_bytes);
-  matrix_.fixed.wide = memory->data() + offset;
+  matrix_.fixed.bytes = memory->data() + offset;
   wide_ = std::move(memory);
 }
 

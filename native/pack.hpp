@@ -33,14 +33,15 @@ struct Packing {
   int n, k;
   int group = 0, zero = 0;  // group 0: no scales
   bool wide_scales = false, has_minima = false;
-  // Described as FixedPoint: for 4 bits and k a multiple of 64. Scales are then kept only where rows are looked up.
+  // Described as FixedPoint: for k a multiple of 64. Scales are then kept only where rows are looked up, and integers of more
+  // than 4 bits likewise.
   bool fixed_point = false, is_table = false;
 };
 
 // Inputs in a panel of fixed-point weights or activations: as few panels as may be, of equal size.
 int fixed_panel(int k);
 
-// A packed matrix in one run of bytes: data, scales, minima, multipliers, offsets, units, each from a multiple of 64 on.
+// A packed matrix in one run of bytes: data, scales, minima, multipliers, offsets, units, bytes, each from a multiple of 64 on.
 class Weight {
  public:
   // q [n, k] bytes below 2**bits; scales [n, k / group] f16 bits or f32; minima likewise or null.
@@ -56,14 +57,15 @@ class Weight {
   const uint8_t* data() const { return matrix_.data; }
   size_t bytes() const { return bytes_; }
 
-  // The wide form, which many rows are multiplied with sooner: what it takes (nothing where `kernels` have none of this
-  // weight), and to have it made in the bytes of `memory` from `offset` on.
+  // 4-bit weights as bytes, which many rows are multiplied with sooner: what they take (nothing where `kernels` have no use for
+  // them), and to have them made in `memory` from `offset` on.
   size_t wide_bytes(const Kernels& kernels) const;
   void widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_t offset);
 
  private:
   explicit Weight(const Packing& packing);
-  void pack_fixed_point(const void* scale, const void* minimum);
+  void pack_multipliers(const void* scale, const void* minimum);
+  void pack_bytes(const uint8_t* q, const void* scale, const void* minimum);
 
   Packing packing_;
   size_t bytes_;

@@ -17,16 +17,17 @@ constexpr int kMaxHeadDim = 512;
 
 enum class Format : int { f32, f16, bf16, q4, q8 };
 
-// A second description of quantised weights, for fixed_point.hpp: W = unit * (byte - 128), where byte is the upper half of the
-// 16 bits of multiplier * q + offset. A panel is `panel` inputs, of which there are `panels`.
+// A second description of quantised weights, for fixed_point.hpp: W = unit * (byte - 128). A panel is `panel` inputs, of which
+// there are `panels`. Of 4 bits, byte is the upper half of the 16 bits of multiplier * q + offset; of more, it is kept.
 //   multiplier, offset  [n/16][k/64][16][2]   16 bits, two groups of 32 side by side; no offset: kByteOffset - zero * multiplier
 //   unit                [n/16][panels][16]
+//   bytes               [n/16][k/4][16][4]
 struct FixedPoint {
   int panel, panels;
-  const int16_t* multiplier;  // null: the matrix has no such description
+  const int16_t* multiplier;  // null: not of 4 bits
   const int16_t* offset;      // null: none
-  const float* unit;
-  const uint8_t* wide;        // the bytes themselves, as fixed_point.hpp multiplies many rows with them; null: not kept
+  const float* unit;          // null: the matrix has no such description
+  const uint8_t* bytes;       // null: not kept
 };
 
 // Files of packed weights are known by this number: raise it with every change to what PackedMatrix's bytes mean.
@@ -37,6 +38,7 @@ constexpr int kPackedLayout = 2;
 //   q8         data [n/16][k/4][16][4] bytes
 //   q4         data [n/16][k/32][4][16][4] bytes: byte (i, lane, j) holds input 4i+j low, input 16+4i+j high
 //              with a second description [n/16][k/32][4][4][16]: byte (i, lane, j) of output 4*lane+i, inputs j and 16+j
+//   with a second description, q8 is left out unless rows are looked up; so are scales and minima
 //   scale, minimum (q4, q8)  [n/16][k/group][16], f16 or f32
 // W = scale * (q - zero) + minimum. The last block is padded with zero scales.
 struct PackedMatrix {
@@ -130,7 +132,7 @@ struct Kernels {
   const char* name;
   int tile;  // rows in a tile of `quantize_row`
   void (*quantize_row)(const float* x, int k, const QuantizedRows& out, int row, int rows);
-  // The wide form of one block, 16 * k bytes; null where the instruction set has none.
+  // The bytes of one block of 4-bit weights; null where the instruction set has no use for them.
   void (*widen_block)(const PackedMatrix& w, int block, uint8_t* wide);
   // Row `row` in fixed point; null where the instruction set has no use for it.
   void (*fix_row)(const float* x, int k, const FixedRows& out, int row);

@@ -207,7 +207,7 @@ class TestChecksum:
         ([3, N, K, 0, 0, 0, 0], 0),  # integers without scales
         ([3, N, K, 16, 0, 0, 0], 0),
         ([4, N, K, 32, 128, 0, 1], 0),
-        ([4, N, K, 32, 128, 0, 0, 1], 0),  # fixed point of 8 bits
+        ([4, N, K // 2, 32, 128, 0, 0, 1], 0),  # fixed point, and inputs no multiple of 64
         ([3, N, K // 2, 32, 8, 0, 0, 1], 0),
         ([0, N, K, 0, 0, 0, 0, 1], 0),
     ],

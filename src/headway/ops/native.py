@@ -47,7 +47,7 @@ class NativeBackend:
         wide_weights_bytes: int = 0,
     ) -> None:
         self.isa = _native.kernel_name(isa)
-        self._fixed_point = self.isa == "amx"  # whose kernels read 4-bit weights in that form
+        self._fixed_point = self.isa == "amx"  # whose kernels read integer weights in that form
         form = "fixed point, " if self._fixed_point else ""
         self.packed_layout = f"native {_native.PACKED_LAYOUT}, {form}{sys.byteorder}-endian"
         self.threads = threads
@@ -140,7 +140,7 @@ class NativeBackend:
 
 
 def pack(matrix: Matrix, fixed_point: bool = False, is_table: bool = False) -> Any:
-    """``fixed_point`` where the format allows it: 4 bits, and inputs a multiple of 64."""
+    """``fixed_point`` where the shape allows it: inputs a multiple of 64."""
     if isinstance(matrix, GroupQuantized):
         minimum = None if matrix.minimum is None else np.ascontiguousarray(matrix.minimum)
         return _native.pack_quantized(
@@ -149,7 +149,7 @@ def pack(matrix: Matrix, fixed_point: bool = False, is_table: bool = False) -> A
             minimum,
             matrix.bits,
             matrix.zero,
-            fixed_point and matrix.bits == 4 and matrix.shape[1] % 64 == 0,
+            fixed_point and matrix.shape[1] % 64 == 0,
             is_table,
         )
     assert isinstance(matrix, DenseMatrix)
