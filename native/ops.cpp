@@ -44,6 +44,7 @@ struct RmsNormOp : Op {
 // y = x W^T of one or more matrices side by side. Few rows: all workers share the blocks of outputs. Many: each has rows of its
 // own, whose data stay in its cache from one op to the next.
 struct LinearOp : Op {
+  static constexpr int kShares = 2;               // for each worker: more would balance better, but every one begins a new stream
   static constexpr int kOwnRows = 96;             // a worker that has as many computes them alone
   static constexpr int kGatedFloats = 1 << 16;    // of gates, and of ups, that wait for each other at a time
   TensorRef x;
@@ -69,7 +70,7 @@ struct LinearOp : Op {
   static int blocks(const Weight& part) { return (part.matrix().n + kLanes - 1) / kLanes; }
 
   void run(const Context& c) const override {
-    const int rows = c.rows_of(x), chunk = std::max(1, total_blocks / (c.workers * 8));
+    const int rows = c.rows_of(x), chunk = std::max(1, total_blocks / (c.workers * kShares));
     if (!rows) return;  // a step that samples nothing
     if (rows >= kOwnRows * c.workers) {
       const int share = (rows + c.workers - 1) / c.workers + kFixedTile - 1 & -kFixedTile;
