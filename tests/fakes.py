@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +114,8 @@ class FakeExecutor:
         self.sequences: dict[str, FakeSequence] = {}
         self._queue: deque[ScheduledBatch] = deque()
         self._results: dict[int, StepResult] = {}
-        self._owners: dict[int, str] = {}
+        self._holders: Counter[int] = Counter()  # of each block, live requests
+        self._contents: dict[int, tuple[int, ...]] = {}  # of each block, all tokens from position 0 to its last one
 
     def submit(self, batch: ScheduledBatch) -> FakeHandle:
         assert batch.step_id == len(self.batches), "steps are numbered in order"
@@ -151,11 +152,9 @@ class FakeExecutor:
 
     def _compute(self, row: ScheduledRow) -> SampledToken | None:
         sequence = self.sequences[row.request_id]
-        for block_id in row.new_block_ids:
-            assert 0 <= block_id < self.info.num_blocks
-            assert block_id not in self._owners, f"block {block_id} belongs to {self._owners.get(block_id)}"
-            self._owners[block_id] = row.request_id
-            sequence.block_table.append(block_id)
+        if not sequence.block_table:
+            self._take_cached(sequence, row)
+        self._add_blocks(sequence, row)
         end = row.start + row.num_tokens
         assert row.num_tokens > 0 and row.start == sequence.num_computed, f"{row} does not follow {sequence}"
         assert end <= len(sequence.token_ids), f"{row} computes a token that does not exist"
@@ -163,6 +162,7 @@ class FakeExecutor:
         assert end < self.info.max_context, f"{row}: the next token would pass the context"
         assert row.samples == (end == len(sequence.token_ids)), f"{row} of {len(sequence.token_ids)} tokens"
         sequence.num_computed = end
+        self._write(sequence, row.start, end)
         failing = self.errors.get(row.request_id, -1) in range(row.start, end)
         token_id = self._next_token(sequence)
         if row.samples:
@@ -171,12 +171,35 @@ class FakeExecutor:
             return SampledToken(row.request_id, 0, error=f"row of {row.request_id} failed")
         return SampledToken(row.request_id, token_id, fake_logprobs(sequence, token_id)) if row.samples else None
 
+    def _take_cached(self, sequence: FakeSequence, row: ScheduledRow) -> None:
+        """A request may begin behind whole blocks that hold the very tokens it begins with."""
+        size = self.info.block_size
+        assert row.start % size == 0 and row.start < len(sequence.token_ids)
+        for index, block_id in enumerate(row.new_block_ids[: row.start // size]):
+            prefix = tuple(sequence.token_ids[: (index + 1) * size])
+            assert self._contents.get(block_id) == prefix, f"{row}: block {block_id} does not hold its tokens"
+        sequence.num_computed = row.start
+
+    def _add_blocks(self, sequence: FakeSequence, row: ScheduledRow) -> None:
+        for block_id in row.new_block_ids:
+            assert 0 <= block_id < self.info.num_blocks
+            is_cached = len(sequence.block_table) < row.start // self.info.block_size
+            assert is_cached or not self._holders[block_id], f"block {block_id} is held by another"
+            self._holders[block_id] += 1
+            sequence.block_table.append(block_id)
+
+    def _write(self, sequence: FakeSequence, start: int, end: int) -> None:
+        size = self.info.block_size
+        for index in range(start // size, -(-end // size)):
+            block_id = sequence.block_table[index]
+            assert self._holders[block_id] == 1, f"block {block_id} is written, and another reads it"
+            self._contents[block_id] = tuple(sequence.token_ids[: min(end, (index + 1) * size)])
+
     def _fake_token(self, sequence: FakeSequence) -> int:
         return fake_token(sequence.new.request_id, sequence.num_computed, self.info.vocab_size)
 
     def _release(self, request_id: str) -> None:
-        for block_id in self.sequences.pop(request_id).block_table:
-            del self._owners[block_id]
+        self._holders.subtract(self.sequences.pop(request_id).block_table)
 
 
 def make_info(
@@ -286,6 +309,8 @@ def make_driver(
     config: SchedulerConfig | None = None,
     errors: dict[str, int] | None = None,
     max_waiting_requests: int | None = None,
+    prefix_cache: bool = True,
 ) -> tuple[CoreDriver, FakeExecutor]:
     executor = FakeExecutor(info or make_info(), errors)
-    return CoreDriver(EngineCore(executor, config or SchedulerConfig(), max_waiting_requests)), executor
+    core = EngineCore(executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache)
+    return CoreDriver(core), executor

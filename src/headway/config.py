@@ -26,6 +26,7 @@ class CacheConfig:
     block_size: int = 16  # tokens in a KV block
     memory_bytes: int = 1 << 30  # KV pool
     dtype: str = "bf16"  # bf16 or f32
+    prefix_cache: bool = True  # keep computed blocks, and give them to requests that begin with the same tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,10 @@ def test_abort_frees_the_blocks_at_once_and_is_idempotent():
     driver, _ = make_driver()
     driver.add(make_request("a"))
     driver.begin()
-    assert driver.core.num_free_blocks < driver.core.num_blocks
+    assert driver.core.num_available_blocks < driver.core.num_blocks
     output = driver.core.abort_request("a", 0.0)
     assert (output.finish_reason, output.new_token_ids) == (FinishReason.ABORT, ())
-    assert driver.core.num_free_blocks == driver.core.num_blocks
+    assert driver.core.num_available_blocks == driver.core.num_blocks
     assert driver.core.abort_request("a", 0.0) is None
     assert driver.core.abort_request("unknown", 0.0) is None
     assert driver.finish() == []

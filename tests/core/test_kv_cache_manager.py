@@ -1,26 +1,40 @@
 import pytest
 
 from fakes import make_request
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv_cache_manager import Grant, KVCacheManager
+from headway.core.request import Request, SamplingParams
+
+
+def request_of(request_id: str, token_ids, salt: str = "") -> Request:
+    return Request(request_id, tuple(token_ids), SamplingParams(), cache_salt=salt)
+
+
+def computed(kv: KVCacheManager, request: Request, num_tokens: int | None = None) -> tuple[int, ...]:
+    """The request's blocks, after all its tokens were given room and computed."""
+    num_tokens = num_tokens or request.num_tokens
+    grant = kv.allocate(request, num_tokens)
+    assert grant is not None
+    kv.confirm(request, kv.table(request), num_tokens)
+    return grant.block_ids
 
 
 def test_a_table_grows_only_when_a_position_needs_it():
     kv = KVCacheManager(num_blocks=8, block_size=4)
     request = make_request("a")
-    assert kv.allocate(request, 11) == (0, 1, 2)
-    assert kv.allocate(request, 12) == ()
-    assert kv.allocate(request, 5) == ()
-    assert kv.allocate(request, 13) == (3,)
-    assert (kv.num_free_blocks, kv.num_used_blocks) == (4, 4)
+    assert kv.allocate(request, 11) == Grant((0, 1, 2))
+    assert kv.allocate(request, 12) == Grant(())
+    assert kv.allocate(request, 5) == Grant(())
+    assert kv.allocate(request, 13) == Grant((3,))
+    assert (kv.num_available_blocks, kv.num_used_blocks) == (4, 4)
 
 
 def test_what_does_not_fit_changes_nothing():
     kv = KVCacheManager(num_blocks=3, block_size=4)
     first, second = make_request("a"), make_request("b")
-    assert kv.allocate(first, 8) == (0, 1)
+    assert kv.allocate(first, 8) == Grant((0, 1))
     assert kv.allocate(second, 5) is None
-    assert kv.num_free_blocks == 1
-    assert kv.allocate(second, 4) == (2,)
+    assert kv.num_available_blocks == 1
+    assert kv.allocate(second, 4) == Grant((2,))
     kv.check_integrity()
 
 
@@ -28,8 +42,8 @@ def test_headroom_must_stay_free_beside_new_blocks():
     kv = KVCacheManager(num_blocks=3, block_size=4)
     request = make_request("a")
     assert kv.allocate(request, 8, headroom=2) is None
-    assert kv.allocate(request, 8, headroom=1) == (0, 1)
-    assert kv.allocate(request, 8, headroom=9) == (), "nothing is taken, so nothing is asked of the pool"
+    assert kv.allocate(request, 8, headroom=1) == Grant((0, 1))
+    assert kv.allocate(request, 8, headroom=9) == Grant(()), "nothing is taken, so nothing is asked of the pool"
 
 
 def test_free_gives_all_back_and_forgives_a_request_without_blocks():
@@ -38,7 +52,7 @@ def test_free_gives_all_back_and_forgives_a_request_without_blocks():
     kv.allocate(request, 12)
     kv.free(request)
     kv.free(request)
-    assert kv.num_free_blocks == 3
+    assert kv.num_available_blocks == 3
     kv.check_integrity()
 
 
@@ -48,3 +62,99 @@ def test_integrity_check_sees_a_block_nobody_accounts_for():
     kv._tables.clear()
     with pytest.raises(RuntimeError, match="block 0: 0 holders, but counted 1"):
         kv.check_integrity()
+
+
+def test_a_request_that_begins_alike_is_given_the_blocks_that_are_full_and_computed():
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first, second = request_of("a", range(11)), request_of("b", [*range(8), 50, 51])
+    assert computed(kv, first) == (0, 1, 2)
+    assert kv.num_cached_tokens(second) == 8
+    assert kv.allocate(second, 10) == Grant((0, 1, 3), num_cached_tokens=8)
+    assert kv.num_used_blocks == 4, "two of them are held twice"
+    kv.free(first)
+    assert (kv.num_used_blocks, kv.num_cached_blocks) == (3, 0)
+    kv.free(second)
+    assert (kv.num_used_blocks, kv.num_cached_blocks, kv.num_available_blocks) == (0, 2, 8)
+    kv.check_integrity()
+
+
+def test_the_last_token_is_always_computed():
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    computed(kv, request_of("a", range(8)))
+    assert kv.num_cached_tokens(request_of("b", range(8))) == 4
+    assert kv.num_cached_tokens(request_of("c", range(9))) == 8
+
+
+def test_generated_tokens_are_found_by_the_next_turn():
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first = request_of("a", range(6))
+    first.output_token_ids += [70, 71, 72]
+    computed(kv, first, 8)
+    kv.free(first)
+    assert kv.num_cached_tokens(request_of("b", [*range(6), 70, 71, 72, 80, 81])) == 8
+    assert kv.num_cached_tokens(request_of("c", [*range(6), 70, 99, 72, 80, 81])) == 4
+
+
+def test_salts_and_different_beginnings_share_nothing():
+    kv = KVCacheManager(num_blocks=8, block_size=2)
+    computed(kv, request_of("a", [1, 2, 3, 4, 5], salt="x"))
+    assert kv.num_cached_tokens(request_of("b", [1, 2, 3, 4, 5], salt="x")) == 4
+    assert kv.num_cached_tokens(request_of("c", [1, 2, 3, 4, 5], salt="y")) == 0
+    assert kv.num_cached_tokens(request_of("d", [9, 2, 3, 4, 5], salt="x")) == 0, "a block's name has all before it"
+
+
+def test_what_is_not_computed_yet_is_not_found():
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first = request_of("a", range(12))
+    kv.allocate(first, 12)
+    kv.confirm(first, kv.table(first), 7)
+    assert kv.num_cached_tokens(request_of("b", range(12))) == 4
+
+
+def test_what_a_step_computed_for_an_earlier_table_names_nothing_in_the_next():
+    """A step in flight when its request was preempted: it wrote blocks that the request no longer has."""
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    request = request_of("a", range(12))
+    kv.allocate(request, 12)
+    earlier = kv.table(request)
+    kv.free(request)
+    kv.allocate(request, 12)
+    kv.confirm(request, earlier, 12)
+    assert kv.num_cached_tokens(request_of("b", range(12))) == 0
+    kv.check_integrity()
+
+
+def test_room_for_cached_blocks_that_are_in_use_is_not_asked_for_again():
+    kv = KVCacheManager(num_blocks=4, block_size=4)
+    computed(kv, request_of("a", range(12)))
+    second = request_of("b", range(13))
+    assert kv.allocate(second, 13, headroom=1) is None
+    assert kv.allocate(second, 13) == Grant((0, 1, 2, 3), num_cached_tokens=12)
+
+
+def test_blocks_about_to_be_revived_are_not_counted_as_room():
+    kv = KVCacheManager(num_blocks=4, block_size=4)
+    first = request_of("a", range(12))
+    computed(kv, first)
+    kv.free(first)
+    assert kv.num_available_blocks == 4
+    assert kv.allocate(request_of("b", range(17)), 17) is None, "3 found and 1 free are 4, and it needs 5"
+    assert kv.num_cached_blocks == 3
+    kv.check_integrity()
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
+    kv = KVCacheManager(num_blocks=3, block_size=4)
+    first = request_of("a", range(12))
+    computed(kv, first)
+    kv.free(first)
+    kv.allocate(request_of("b", range(90, 94)), 4)
+    assert kv.num_cached_tokens(request_of("c", range(12))) == 8
+
+
+def test_without_the_cache_nothing_is_kept():
+    kv = KVCacheManager(num_blocks=8, block_size=4, prefix_cache=False)
+    first = request_of("a", range(11))
+    computed(kv, first)
+    kv.free(first)
+    assert (kv.num_cached_blocks, kv.num_cached_tokens(request_of("b", range(11)))) == (0, 0)

@@ -35,7 +35,8 @@ class Life:
             max_batch_rows=self.rng.randint(1, 8),
             max_in_flight=self.rng.randint(1, 3),
         )
-        self.driver, self.executor = make_driver(info, self.config)
+        self.prefix_cache = self.rng.random() < 0.8
+        self.driver, self.executor = make_driver(info, self.config, prefix_cache=self.prefix_cache)
         self.failing_steps: set[int] = set()
         self.executor.failing_steps = self.failing_steps
         self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
@@ -74,6 +75,9 @@ class Life:
             ignore_eos=rng.random() < 0.2,
             min_tokens=rng.choice([0, 0, rng.randint(0, 6)]),
         )
+        request.cache_salt = rng.choice(["", "", "", "another tenant"])
+        if rng.random() < 0.3:  # all others begin alike
+            request.prompt_token_ids = tuple(token_id + 1000 for token_id in request.prompt_token_ids)
         if rng.random() < 0.05:
             self.executor.errors[request_id] = rng.randint(0, max_context)
         return request
@@ -123,7 +127,7 @@ class Life:
     def check_end(self) -> None:
         core = self.driver.core
         assert (core.num_running, core.num_waiting, core.num_in_flight) == (0, 0, 0)
-        assert core.num_free_blocks == core.num_blocks
+        assert core.num_available_blocks == core.num_blocks
         assert sorted(self.driver.answers) == sorted(self.requests)
         for request_id, request in self.requests.items():
             self._check_answer(request, self.driver.answers[request_id])
@@ -184,6 +188,8 @@ def test_the_lives_meet_what_they_are_meant_to_meet():
     assert sum(life.driver.core.num_preemptions for life in lives) > 100
     assert sum(len(life.refused) for life in lives) > 100
     assert any(preempted_in_flight(life.executor) for life in lives)
+    assert sum(request.num_cached_tokens or 0 for life in lives for request in life.requests.values()) > 1000
+    assert sum(life.driver.core.num_evictions for life in lives) > 100
 
 
 def preempted_in_flight(executor: FakeExecutor) -> bool:

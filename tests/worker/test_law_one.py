@@ -56,6 +56,9 @@ class Engine:
 
     def add(self, name, num_prompt=NUM_PROMPT, num_output=NUM_OUTPUT, seed=0, temperature=0.8):
         prompt = np.random.default_rng(seed).integers(0, self._vocab_size, num_prompt).tolist()
+        return self.add_prompt(name, prompt, num_output, seed, temperature)
+
+    def add_prompt(self, name, prompt, num_output=NUM_OUTPUT, seed=0, temperature=0.8):
         sampling = SamplingParams(max_tokens=num_output, temperature=temperature, seed=seed, ignore_eos=True)
         self.requests[name] = Request(name, tuple(prompt), sampling)
         assert self._core.add_request(self.requests[name], 0.0).is_admitted
@@ -120,6 +123,23 @@ def test_preempted_and_not(path):
     tight.add("first", num_prompt=60, num_output=60, seed=5).add("mine").run()
     assert tight.requests["mine"].num_preemptions > 0
     assert_same(tight.outcome(), roomy.outcome())
+
+
+def test_from_the_prefix_cache_and_computed(path):
+    cold = Engine(path).add("mine").run()
+    warm = Engine(path).add("earlier").run().add("mine").run()
+    assert warm.requests["mine"].num_cached_tokens == NUM_PROMPT // 16 * 16
+    assert_same(warm.outcome(), cold.outcome())
+
+
+def test_the_next_turn_reuses_what_was_generated(path):
+    """As computed by decode steps, one token at a time, where another engine computes it as part of a prompt."""
+    warm, cold = Engine(path).add("first").run(), Engine(path)
+    first = warm.requests["first"]
+    prompt = [*first.prompt_token_ids, *first.output_token_ids, 3, 1, 4]
+    outcomes = [engine.add_prompt("mine", prompt).run().outcome() for engine in (warm, cold)]
+    assert warm.requests["mine"].num_cached_tokens == (NUM_PROMPT + NUM_OUTPUT - 1) // 16 * 16 > NUM_PROMPT
+    assert_same(*outcomes)
 
 
 def test_on_one_thread_and_on_several(path):

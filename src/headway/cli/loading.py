@@ -28,7 +28,7 @@ def loaded_parts(config: Config) -> EngineParts:
 def running_engine(config: Config) -> Iterator[Running]:
     """Loads the model and starts the engine; stops it at the end of the block."""
     parts = loaded_parts(config)
-    engine = AsyncEngine(parts, config.scheduler, config.server.limits.max_waiting_requests)
+    engine = AsyncEngine(parts, config.scheduler, config.server.limits.max_waiting_requests, config.cache.prefix_cache)
     try:
         yield Running(engine, parts.report)
     finally:

@@ -92,7 +92,8 @@ class RequestOutput(NamedTuple):
     """New tokens of one request after one step; ``finish_reason`` is set exactly once, on its last output.
 
     ``new_token_ids`` includes the end-of-sequence or stop token that ended the request; ``stop_token_id`` then names
-    it, so that the engine can leave it out of the text.
+    it, so that the engine can leave it out of the text. ``num_cached_tokens`` of the prompt were not computed for it,
+    but found in the prefix cache.
     """
 
     request_id: str
@@ -101,3 +102,4 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0

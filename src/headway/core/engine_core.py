@@ -39,20 +39,26 @@ class EngineCore:
         outputs = core.finish_step(step, step.handle.result(), now)
     """
 
-    def __init__(self, executor: Executor, config: SchedulerConfig, max_waiting_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        config: SchedulerConfig,
+        max_waiting_requests: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
         if config.max_in_flight < 1:
             raise ConfigError("scheduler.max_in_flight must be at least 1")
         info = executor.info
         self._executor = executor
         self._max_in_flight = config.max_in_flight
         self._max_waiting = max_waiting_requests
-        self._kv = KVCacheManager(info.num_blocks, info.block_size)
+        self._kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache)
         self._scheduler = Scheduler(config, info, self._kv, FirstComeFirstServed())
         self._num_in_flight = 0
 
     def add_request(self, request: Request, now: float) -> Admission:
         """Sets ``request.max_tokens``. A refused request has left no trace."""
-        load = Load(self.num_free_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure)
+        load = Load(self.num_available_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure)
         admission = admit(request.num_prompt_tokens, request.sampling.max_tokens, self._executor.info, load)
         if admission.is_admitted:
             request.max_tokens = admission.max_tokens
@@ -102,8 +108,18 @@ class EngineCore:
         return self._scheduler.num_waiting
 
     @property
-    def num_free_blocks(self) -> int:
-        return self._kv.num_free_blocks
+    def num_available_blocks(self) -> int:
+        """Blocks that no request holds. ``num_cached_blocks`` of them may be found again while nobody needs the room."""
+        return self._kv.num_available_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return self._kv.num_cached_blocks
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks given away so far."""
+        return self._kv.num_evictions
 
     @property
     def num_blocks(self) -> int:

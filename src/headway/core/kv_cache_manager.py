@@ -1,7 +1,30 @@
-"""All the scheduler sees of memory: questions (``num_*``) and commands (``allocate``, ``free``)."""
+"""All the scheduler sees of memory: questions (``num_*``) and commands (``allocate``, ``confirm``, ``free``)."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headway.core.block_pool import BlockPool
+from headway.core.prefix_key import block_key, root_key
 from headway.core.request import Request
+
+
+class Grant(NamedTuple):
+    """What an allocation gave: the blocks appended to the table, of which the first hold ``num_cached_tokens``."""
+
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """One stay of a request in the pool. After a preemption it gets another, and steps still in flight belong to this.
+
+    ``keys`` are the names of its first full blocks, as many as are worked out; ``num_named`` of its blocks have theirs.
+    """
+
+    block_ids: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    num_named: int = 0
 
 
 class KVCacheManager:
@@ -13,55 +36,135 @@ class KVCacheManager:
         block table         7     |      2     |      9     |     position p lives in table[p // 4], at offset p % 4
 
         allocate(request, 12) -> ()       there is room in block 9
+        confirm(request's table, 8)       7 and 2 are full and computed: they get their keys
         allocate(request, 13) -> (5,)     one more block, appended to the table
-        free(request)                     7, 2, 9 and 5 lose their holder
+        free(request)                     its blocks lose a holder: 9 and 5 are free, 7 and 2 cached until evicted
+
+    A request that begins with the same 8 tokens and a token more is given 7 and 2 again and computes the rest. Blocks are
+    shared only when they are full and computed, and nobody writes a block that has a key: at least the last token of
+    a request is always computed anew, in a block of its own.
 
     Freed blocks may be handed out at once, while steps already submitted still write them: steps run in the order they
     are submitted, and a block's next owner appears only in a later step.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
         self.block_size = block_size
+        self.prefix_cache = prefix_cache
         self._pool = BlockPool(num_blocks)
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, BlockTable] = {}
 
     @property
     def num_blocks(self) -> int:
         return self._pool.num_blocks
 
     @property
-    def num_free_blocks(self) -> int:
-        return self._pool.num_free
+    def num_available_blocks(self) -> int:
+        """Blocks that can be allocated: free, or cached and not in use."""
+        return self._pool.num_available
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return self._pool.num_cached
 
     @property
     def num_used_blocks(self) -> int:
-        return self._pool.num_used
+        return self._pool.num_referenced
 
-    def allocate(self, request: Request, num_tokens: int, headroom: int = 0) -> tuple[int, ...] | None:
-        """Makes room for positions ``0 .. num_tokens - 1`` and returns the blocks added to the table.
+    @property
+    def num_evictions(self) -> int:
+        return self._pool.num_evictions
 
-        None, and no change, when that would leave fewer than ``headroom`` blocks free. Never takes blocks from others.
+    def table(self, request: Request) -> BlockTable:
+        return self._tables[request.request_id]
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens that the request would find computed if it were given blocks now."""
+        return len(self._find_prefix(request, BlockTable())) * self.block_size
+
+    def allocate(self, request: Request, num_tokens: int, headroom: int = 0) -> Grant | None:
+        """Makes room for positions ``0 .. num_tokens - 1``, of a request without blocks with what is cached of it.
+
+        None, and no change, when that would leave fewer than ``headroom`` blocks available. Never takes blocks from
+        others.
         """
-        missing = -(-num_tokens // self.block_size) - len(self._tables.get(request.request_id, ()))
-        if missing <= 0:
-            return ()
-        if missing + headroom > self._pool.num_free:
-            return None
-        block_ids = self._pool.take(missing)
-        self._tables.setdefault(request.request_id, []).extend(block_ids)
-        return tuple(block_ids)
+        table = self._tables.get(request.request_id)
+        if table is None:
+            return self._open_table(request, num_tokens, headroom)
+        block_ids = self._take_missing(table, num_tokens, self._pool.num_available - headroom)
+        return None if block_ids is None else Grant(block_ids)
+
+    def confirm(self, request: Request, table: BlockTable, num_tokens: int) -> None:
+        """The first ``num_tokens`` tokens of this table are computed: its full blocks among them may be shared."""
+        if not self.prefix_cache or self._tables.get(request.request_id) is not table:
+            return  # the request has ended, or lost these blocks
+        num_full = num_tokens // self.block_size
+        if num_full <= table.num_named:
+            return
+        self._work_out_keys(request, table, num_full)
+        for index in range(table.num_named, num_full):
+            self._pool.name(table.block_ids[index], table.keys[index])
+        table.num_named = num_full
 
     def free(self, request: Request) -> None:
-        """Forgets the request's table; a request without one is no error."""
-        self._pool.release(self._tables.pop(request.request_id, ()))
+        """Forgets the request's table; a request without one is no error. The end of a prefix is evicted before its
+        beginning, without which it is of no use."""
+        table = self._tables.pop(request.request_id, None)
+        if table is not None:
+            self._pool.release(reversed(table.block_ids))
 
     def check_integrity(self) -> None:
         """RuntimeError unless the tables account for every reference count in the pool."""
         self._pool.check_integrity()
         holders = [0] * self._pool.num_blocks
         for table in self._tables.values():
-            for block_id in table:
+            for block_id in table.block_ids:
                 holders[block_id] += 1
         for block_id, count in enumerate(holders):
             if count != self._pool.ref_count(block_id):
                 raise RuntimeError(f"block {block_id}: {count} holders, but counted {self._pool.ref_count(block_id)}")
+
+    def _open_table(self, request: Request, num_tokens: int, headroom: int) -> Grant | None:
+        table = BlockTable()
+        prefix = self._find_prefix(request, table)
+        num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in prefix)
+        available = self._pool.num_available - num_to_revive - headroom
+        if -(-num_tokens // self.block_size) - len(prefix) > max(available, 0):
+            return None
+        self._pool.share(prefix)
+        table.block_ids = list(prefix)
+        table.num_named = len(prefix)
+        taken = self._take_missing(table, num_tokens, available)
+        assert taken is not None
+        self._tables[request.request_id] = table
+        return Grant((*prefix, *taken), len(prefix) * self.block_size)
+
+    def _take_missing(self, table: BlockTable, num_tokens: int, available: int) -> tuple[int, ...] | None:
+        missing = -(-num_tokens // self.block_size) - len(table.block_ids)
+        if missing <= 0:
+            return ()
+        if missing > available:
+            return None
+        block_ids = self._pool.take(missing)
+        table.block_ids.extend(block_ids)
+        return tuple(block_ids)
+
+    def _find_prefix(self, request: Request, table: BlockTable) -> list[int]:
+        """The blocks that hold the request's first tokens, never its last one. Leaves their keys in ``table``."""
+        found: list[int] = []
+        if not self.prefix_cache:
+            return found
+        num_known = request.num_prompt_tokens + len(request.output_token_ids)
+        for index in range((num_known - 1) // self.block_size):
+            self._work_out_keys(request, table, index + 1)
+            block_id = self._pool.find(table.keys[index])
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def _work_out_keys(self, request: Request, table: BlockTable, count: int) -> None:
+        for index in range(len(table.keys), count):
+            parent = table.keys[-1] if index else root_key(request.cache_salt)
+            start = index * self.block_size
+            table.keys.append(block_key(parent, request.known_tokens(start, start + self.block_size)))

@@ -57,6 +57,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""  # requests share cached prefixes only where this is equal
     # -- set at admission --
     max_tokens: int = 0  # ``sampling.max_tokens``, or the room left: prompt + max_tokens fits context and pool
     # -- changed by the scheduler --
@@ -65,12 +66,19 @@ class Request:
     num_computed_tokens: int = 0  # confirmed and promised: advanced by schedule(), not by update()
     num_pending_tokens: int = 0  # sampled tokens promised by steps in flight, ids not known yet
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, found computed when it first ran; None until then
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, when one did
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    def known_tokens(self, start: int, end: int) -> list[int]:
+        """The ids at positions ``start .. end - 1``, which must exist."""
+        num_prompt = len(self.prompt_token_ids)
+        outputs = self.output_token_ids[max(0, start - num_prompt) : max(0, end - num_prompt)]
+        return [*self.prompt_token_ids[start:end], *outputs]
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """Which request computes how many tokens in the next step, and what a step's result means for each."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
@@ -14,7 +15,7 @@ from headway.core.batch import (
     TokenLogprobs,
 )
 from headway.core.executor import ExecutorInfo
-from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.kv_cache_manager import BlockTable, KVCacheManager
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.request_queue import RequestQueue
 from headway.errors import ConfigError
@@ -50,6 +51,7 @@ class Scheduler:
         self._released: list[str] = []  # to be forgotten by the executor with the next batch
         self._num_steps = 0
         self._num_updates = 0
+        self._in_flight: deque[list[BlockTable]] = deque()  # of each step, the tables its rows write
         self.num_preemptions = 0
 
     @property
@@ -85,18 +87,23 @@ class Scheduler:
             return None
         batch = ScheduledBatch(self._num_steps, tuple(self._released), tuple(step.admitted), tuple(step.rows))
         self._num_steps += 1
+        self._in_flight.append(step.tables)
         self._released.clear()
         return batch
 
     def update(self, batch: ScheduledBatch, result: StepResult, now: float) -> list[RequestOutput]:
         """Confirms the oldest step in flight. Tokens of requests that have ended meanwhile are dropped."""
-        self._confirm(batch)
+        tables = self._confirm(batch)
         sampled = {token.request_id: token for token in result.sampled}
         outputs = []
-        for row in batch.rows:
+        for row, table in zip(batch.rows, tables, strict=True):
             request = self._requests.get(row.request_id)
             token = sampled.get(row.request_id)
-            if request is None or (token is None and not row.samples):
+            if request is None:
+                continue
+            if token is None or token.error is None:
+                self._kv.confirm(request, table, row.start + row.num_tokens)
+            if token is None and not row.samples:
                 continue
             if token is None:
                 outputs.append(self._finish(request, FinishReason.ERROR, now, error="the executor returned no token"))
@@ -139,7 +146,7 @@ class Scheduler:
                 new_block_ids = self._allocate_or_preempt(request, num_tokens)
                 if new_block_ids is None:
                     break  # it was the latest itself
-                step.add_row(request, num_tokens, new_block_ids)
+                step.add_row(request, num_tokens, new_block_ids, self._kv.table(request))
             index += 1
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
@@ -149,12 +156,12 @@ class Scheduler:
         The oldest request always gets its blocks: admission made sure that the whole pool is enough for it.
         """
         num_tokens += request.num_computed_tokens
-        while (new_block_ids := self._kv.allocate(request, num_tokens)) is None:
+        while (grant := self._kv.allocate(request, num_tokens)) is None:
             victim = self._running.pop()
             self._preempt(victim)
             if victim is request:
                 return None
-        return new_block_ids
+        return grant.block_ids
 
     def _preempt(self, request: Request) -> None:
         """Recompute: the blocks go, the tokens stay, and those still in flight will be added when they come."""
@@ -177,19 +184,24 @@ class Scheduler:
             # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
             if request is None or request.num_pending_tokens:
                 return
-            new_block_ids = self._kv.allocate(request, request.num_tokens, headroom=len(self._running))
-            if new_block_ids is None:
+            grant = self._kv.allocate(request, request.num_tokens, headroom=len(self._running))
+            if grant is None:
                 return
             self._queue.remove(request)
             self._running.append(request)
             request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = grant.num_cached_tokens
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = grant.num_cached_tokens
             step.admit(request)
-            step.add_row(request, min(request.num_tokens, step.tokens_left), new_block_ids)
+            num_tokens = min(_num_wanted_tokens(request), step.tokens_left)
+            step.add_row(request, num_tokens, grant.block_ids, self._kv.table(request))
 
-    def _confirm(self, batch: ScheduledBatch) -> None:
+    def _confirm(self, batch: ScheduledBatch) -> list[BlockTable]:
         if batch.step_id != self._num_updates or batch.step_id >= self._num_steps:
             raise ValueError(f"step {batch.step_id} came back, step {self._num_updates} was expected")
         self._num_updates += 1
+        return self._in_flight.popleft()
 
     def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
         request.output_token_ids.append(token.token_id)
@@ -197,7 +209,8 @@ class Scheduler:
         logprobs = () if token.logprobs is None else (token.logprobs,)
         reason = _finish_reason(request, token.token_id)
         if reason is None:
-            return RequestOutput(request.request_id, (token.token_id,), logprobs)
+            cached = request.num_cached_tokens or 0
+            return RequestOutput(request.request_id, (token.token_id,), logprobs, num_cached_tokens=cached)
         if reason is FinishReason.STOP:
             request.stop_token_id = token.token_id
         return self._finish(request, reason, now, (token.token_id,), logprobs)
@@ -221,7 +234,8 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._departures.record(now)
-        return RequestOutput(request.request_id, new_token_ids, logprobs, reason, request.stop_token_id, error)
+        stop, cached = request.stop_token_id, request.num_cached_tokens or 0
+        return RequestOutput(request.request_id, new_token_ids, logprobs, reason, stop, error, cached)
 
     def _vacate(self, request: Request) -> None:
         self._kv.free(request)
@@ -234,6 +248,7 @@ class _StepPlan:
 
     tokens_left: int
     rows: list[ScheduledRow] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)  # each row's
     admitted: list[NewRequest] = field(default_factory=list)
 
     def admit(self, request: Request) -> None:
@@ -243,11 +258,12 @@ class _StepPlan:
         )
         self.admitted.append(new)
 
-    def add_row(self, request: Request, num_tokens: int, new_block_ids: tuple[int, ...]) -> None:
+    def add_row(self, request: Request, num_tokens: int, new_block_ids: tuple[int, ...], table: BlockTable) -> None:
         """Promises ``num_tokens`` more, and the next token if they reach the last one there is."""
         start = request.num_computed_tokens
         samples = start + num_tokens == request.num_tokens
         self.rows.append(ScheduledRow(request.request_id, start, num_tokens, new_block_ids, samples))
+        self.tables.append(table)
         request.num_computed_tokens += num_tokens
         request.num_pending_tokens += samples
         self.tokens_left -= num_tokens

@@ -24,14 +24,20 @@ logger = logging.getLogger(__name__)
 class AsyncEngine:
     """A running engine over one loaded model. ``max_waiting_requests`` bounds its queue."""
 
-    def __init__(self, parts: EngineParts, config: SchedulerConfig, max_waiting_requests: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        config: SchedulerConfig,
+        max_waiting_requests: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
         self.card = parts.card
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         self.generation_defaults = parts.generation_defaults
         self._eos_token_ids = parts.eos_token_ids
         self._vocab_size = parts.executor.info.vocab_size
-        self._engine = EngineLoop(EngineCore(parts.executor, config, max_waiting_requests))
+        self._engine = EngineLoop(EngineCore(parts.executor, config, max_waiting_requests, prefix_cache))
         self._engine.start()
         self._inbox: _Inbox | None = None
 

@@ -202,7 +202,7 @@ class EngineLoop:
             self._finished[reason.value] += 1
             _told(on_output, EngineStopped(self._closed))
         self._listeners.clear()
-        kv_blocks = {"used": 0, "free": self._core.num_blocks}
+        kv_blocks = {"used": 0, "cached": 0, "free": self._core.num_blocks}
         self._stats = replace(self._take_stats(), num_running=0, num_waiting=0, kv_blocks=kv_blocks, fault=self._closed)
         self._report_idle()
 
@@ -220,7 +220,11 @@ class EngineLoop:
             num_admitted=self._num_admitted,
             num_preemptions=core.num_preemptions,
             finished=dict(self._finished),
-            kv_blocks={"used": core.num_blocks - core.num_free_blocks, "free": core.num_free_blocks},
+            kv_blocks={
+                "used": core.num_blocks - core.num_available_blocks,
+                "cached": core.num_cached_blocks,
+                "free": core.num_available_blocks - core.num_cached_blocks,
+            },
             queue_seconds=self._queue_seconds.snapshot(),
             step_seconds=self._step_seconds.snapshot(),
         )

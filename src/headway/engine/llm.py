@@ -40,18 +40,18 @@ class LLM:
         if model is not None:
             overrides["model.name"] = model
         config = load_config(overrides=overrides)
-        self._open(build_engine(config), config.scheduler)
+        self._open(build_engine(config), config.scheduler, config.cache.prefix_cache)
 
     @classmethod
-    def from_parts(cls, parts: EngineParts, config: SchedulerConfig) -> "LLM":
+    def from_parts(cls, parts: EngineParts, config: SchedulerConfig, prefix_cache: bool = True) -> "LLM":
         """Over a model that is loaded already."""
         llm = cls.__new__(cls)
-        llm._open(parts, config)
+        llm._open(parts, config, prefix_cache)
         return llm
 
-    def _open(self, parts: EngineParts, config: SchedulerConfig) -> None:
+    def _open(self, parts: EngineParts, config: SchedulerConfig, prefix_cache: bool) -> None:
         self._parts = parts
-        self._engine = EngineLoop(EngineCore(parts.executor, config))
+        self._engine = EngineLoop(EngineCore(parts.executor, config, prefix_cache=prefix_cache))
         self._engine.start()
 
     def close(self) -> None:

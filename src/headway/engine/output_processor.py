@@ -45,7 +45,7 @@ class OutputProcessor:
             text += self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         token_ids = output.new_token_ids[: self._num_tokens - num_tokens_before]
         finish_reason, stop_reason = self._end(output)
-        usage = Usage(len(self._request.prompt_token_ids), self._num_tokens)
+        usage = Usage(len(self._request.prompt_token_ids), self._num_tokens, output.num_cached_tokens)
         return OutputDelta(text, token_ids, tuple(tokens), usage, finish_reason, stop_reason)
 
     def _ends_silently(self, output: RequestOutput, index: int) -> bool:
