@@ -25,7 +25,7 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
 @pytest.mark.parametrize("act", [BlockPool.share, BlockPool.release])
 def test_a_free_block_can_be_neither_shared_nor_released(act):
     pool = BlockPool(2)
-    with pytest.raises(ValueError, match="block 1 (is free|has no holder)"):
+    with pytest.raises(ValueError, match=r"block 1 (is free|has no holder)"):
         act(pool, [1])
     pool.check_integrity()
 

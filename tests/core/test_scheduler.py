@@ -146,7 +146,7 @@ class TestPreemption:
         assert driver.core.num_preemptions > 1
 
     def test_two_prompts_of_60_percent_of_the_pool_both_end(self):
-        driver, _ = make_driver(make_info(num_blocks=10, block_size=4, max_batch_tokens=8))
+        driver, _ = make_driver(make_info(num_blocks=10, block_size=4, max_batch_tokens=8), prefix_cache=False)
         for name in "ab":
             driver.add(make_request(name, num_prompt_tokens=24, max_tokens=10))
         answers = driver.run(max_steps=100)

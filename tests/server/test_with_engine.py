@@ -77,7 +77,9 @@ def test_stream_whole_and_usage_agree(client: httpx.Client, fields: dict[str, An
         COMPLETIONS, json={"prompt": TEXT, "stream": True, "stream_options": {"include_usage": True}, **fields}
     )
     assert streamed_text(stream) == text
-    assert json.loads(stream.text.split("\n\n")[-3][6:])["usage"] == whole["usage"]
+    usage = json.loads(stream.text.split("\n\n")[-3][6:])["usage"]
+    usage.pop("prompt_tokens_details")  # the second time the prompt is in the cache
+    assert usage.items() <= whole["usage"].items()
     if reason == "length":
         assert whole["usage"]["completion_tokens"] == fields["max_tokens"]
 

@@ -1,4 +1,4 @@
-"""The KV pool's books: which blocks are free, how many holders each taken block has, and what unheld blocks still hold."""
+"""The KV pool's books: which blocks are free, who holds the others, and what is kept that nobody holds."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -105,7 +105,9 @@ class BlockPool:
             )
         if any(count < 0 for count in self._ref_counts):
             raise RuntimeError(f"negative reference count in {self._ref_counts}")
-        if any(self._keys[block_id] is None for block_id in cached) or any(self._keys[i] is not None for i in self._free):
+        if any(self._keys[block_id] is None for block_id in cached) or any(
+            self._keys[i] is not None for i in self._free
+        ):
             raise RuntimeError("a cached block has no key, or a free one has")
         if self._by_key != {key: block_id for block_id, key in enumerate(self._keys) if key is not None}:
             raise RuntimeError("keys and blocks do not point at each other")

@@ -58,7 +58,9 @@ class EngineCore:
 
     def add_request(self, request: Request, now: float) -> Admission:
         """Sets ``request.max_tokens``. A refused request has left no trace."""
-        load = Load(self.num_available_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure)
+        load = Load(
+            self.num_available_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure
+        )
         admission = admit(request.num_prompt_tokens, request.sampling.max_tokens, self._executor.info, load)
         if admission.is_admitted:
             request.max_tokens = admission.max_tokens
@@ -109,7 +111,7 @@ class EngineCore:
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that no request holds. ``num_cached_blocks`` of them may be found again while nobody needs the room."""
+        """Blocks that no request holds. ``num_cached_blocks`` of them may yet be found and used again."""
         return self._kv.num_available_blocks
 
     @property

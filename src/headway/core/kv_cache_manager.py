@@ -40,9 +40,9 @@ class KVCacheManager:
         allocate(request, 13) -> (5,)     one more block, appended to the table
         free(request)                     its blocks lose a holder: 9 and 5 are free, 7 and 2 cached until evicted
 
-    A request that begins with the same 8 tokens and a token more is given 7 and 2 again and computes the rest. Blocks are
-    shared only when they are full and computed, and nobody writes a block that has a key: at least the last token of
-    a request is always computed anew, in a block of its own.
+    A request that begins with the same 8 tokens and a token more is given 7 and 2 again and computes the rest. Blocks
+    are shared only when they are full and computed, and nobody writes a block that has a key: at least the last token
+    of a request is always computed anew, in a block of its own.
 
     Freed blocks may be handed out at once, while steps already submitted still write them: steps run in the order they
     are submitted, and a block's next owner appears only in a later step.
