@@ -2,10 +2,10 @@
 
     python benchmarks/prefix_cache.py [MODEL] [--rounds 3]
 
-Two works, each with the cache and without, in turns, by engines loaded in either order (where memory comes from makes two
-equal engines differ by a percent or two): prompts that share long beginnings (as many users of few system
+Two works, each with the cache and without, in turns: prompts that share long beginnings (as many users of few system
 prompts and documents do), and prompts that share nothing. Every answer must be the same. The best possible hit rate is
-that of a cache without bounds: every block of a beginning computed once. Prints a table and writes
+that of a cache without bounds: every block of a beginning computed once. Engines are loaded in either order, since where
+their memory comes from makes two equal ones differ by a percent or two. Prints a line for each work and writes
 benchmarks/results/prefix-cache-MODEL.json.
 """
 
@@ -100,8 +100,8 @@ def summary(name: str, measured: list[dict[str, Any]]) -> str:
     )
     of_best = f", {hits / best:.1%} of the best possible" if best else ""
     return (
-        f"{name}: {statistics.geometric_mean(speedups):.3f} times the throughput ({min(speedups):.3f} to {max(speedups):.3f}), "
-        f"hit rate {hits:.1%}{of_best}; answers equal"
+        f"{name}: {statistics.geometric_mean(speedups):.3f} times the throughput "
+        f"({min(speedups):.3f} to {max(speedups):.3f}), hit rate {hits:.1%}{of_best}; answers equal"
     )
 
 
