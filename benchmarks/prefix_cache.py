@@ -4,7 +4,7 @@
 
 Two works, each with the cache and without, in turns: prompts that share long beginnings (as many users of few system
 prompts and documents do), and prompts that share nothing. Every answer must be the same. The best possible hit rate is
-that of a cache without bounds: every block of a beginning computed once. Engines are loaded in either order, since where
+that of a cache without bounds: every block of a beginning computed once. Engines are loaded in either order, as where
 their memory comes from makes two equal ones differ by a percent or two. Prints a line for each work and writes
 benchmarks/results/prefix-cache-MODEL.json.
 """
