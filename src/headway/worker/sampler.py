@@ -1,6 +1,7 @@
 """From logits to tokens: each request's sampling state, and the batch of parameters a backend samples with."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -70,6 +71,11 @@ class SamplingState:
             self.output_counts = np.insert(self.output_counts, i, 1)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing but the position will differ in the steps to come."""
+        return not self._has_penalty and self.num_tokens >= self._may_end_at
+
+    @property
     def banned_ids(self) -> Int32:
         """The tokens that would end the request, until it has ``min_tokens`` of output."""
         return self._end_ids if self.num_tokens < self._may_end_at else _NO_IDS
@@ -84,13 +90,14 @@ class Sampler:
     def __init__(self, backend: Backend, textless_ids: Iterable[int] = ()) -> None:
         self._backend = backend
         self._textless_ids = _ids(textless_ids)
+        self._settled: tuple[list[SamplingState], SamplingBatch] | None = None  # the last batch, if all in it were
 
     def sample(self, logits: Float32, states: Sequence[SamplingState]) -> list[SampledToken]:
         """One token for each row of ``logits`` [m, vocabulary], and appends it to the row's state.
 
         A row that cannot be sampled has ``error`` set, its state is left as it was, and the others are not affected.
         """
-        output = self._backend.sample(logits, self.batch(states))
+        output = self._backend.sample(logits, self._batch_again(states) or self.batch(states))
         sampled = [
             _sampled(state, token_id, output, i)
             for i, (state, token_id) in enumerate(zip(states, output.token_ids.tolist(), strict=True))
@@ -99,6 +106,16 @@ class Sampler:
             if token.error is None:
                 state.append(token.token_id)
         return sampled
+
+    def _batch_again(self, states: Sequence[SamplingState]) -> SamplingBatch | None:
+        """The last step's parameters at the next positions, where nothing else has changed: most steps decode for the
+        same requests as the one before."""
+        if self._settled is None or self._settled[0] != states:
+            self._settled = None
+            if all(state.is_settled for state in states):
+                self._settled = list(states), self.batch(states)
+            return self._settled[1] if self._settled else None
+        return replace(self._settled[1], positions=_positions(states))
 
     def batch(self, states: Sequence[SamplingState]) -> SamplingBatch:
         """The next token's parameters of each row. Changes nothing."""
@@ -109,7 +126,7 @@ class Sampler:
         output_starts, output_ids = _ragged([state.output_ids for state in states])
         return SamplingBatch(
             **{name: np.ascontiguousarray(scalars[name]) for name in _SCALARS.names or ()},
-            positions=np.array([state.num_tokens for state in states], np.int32),
+            positions=_positions(states),
             bias_starts=bias_starts,
             bias_ids=bias_ids,
             bias_values=_joined([state.bias_values for state in states], np.float32),
@@ -125,6 +142,10 @@ class Sampler:
     def _banned(self, state: SamplingState) -> Int32:
         banned = state.banned_ids
         return np.concatenate((self._textless_ids, banned)) if len(banned) else self._textless_ids
+
+
+def _positions(states: Sequence[SamplingState]) -> Int32:
+    return np.array([state.num_tokens for state in states], np.int32)
 
 
 def _scalars(params: SamplingParams) -> tuple[float, ...]:
