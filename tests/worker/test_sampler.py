@@ -135,3 +135,25 @@ def test_logprobs_are_finite_and_as_many_as_asked_for():
 def test_a_random_request_must_have_a_seed():
     with pytest.raises(ValueError, match="seed"):
         state(temperature=1.0)
+
+
+def test_what_is_kept_from_step_to_step_is_what_would_be_made_anew():
+    """Requests come and go, and some change with every token: a sampler that keeps its batch gives the same tokens."""
+    kept, rng = Sampler(ReferenceBackend()), np.random.default_rng(0)
+    makers = [
+        lambda i: {"temperature": 0.8, "seed": i},
+        lambda i: {"min_tokens": 5},
+        lambda i: {"repetition_penalty": 1.7},
+        lambda i: {"logit_bias": ((i % 8, 3.0),), "logprobs": 2},
+    ]
+    rows, others = [], []
+    for step in range(120):  # from step 90 on all are of the kind that settles
+        if step % 7 == 0 or not rows:
+            made = makers[rng.integers(4) if step < 90 else 0](step)
+            rows.append(state(request_id=f"r{step}", **made))
+            others.append(state(request_id=f"r{step}", **made))
+        if step % 13 == 12:
+            gone = int(rng.integers(len(rows)))
+            del rows[gone], others[gone]
+        values = rng.standard_normal((len(rows), 8)).astype(np.float32)
+        assert kept.sample(values, rows) == Sampler(ReferenceBackend()).sample(values, others), step
