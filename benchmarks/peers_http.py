@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from comparison.command_line import end_on_sigterm, facts, parser
+from comparison.command_line import end_on_sigterm, facts, parser, without_folders
 from comparison.engines import HEADWAY, Arm, ArmFinder
 from comparison.environments import llama_server
 from comparison.goodput import GoodputComparison, GoodputRound, LoadPlan
@@ -74,7 +74,7 @@ def start_servers(
             show(f"starting {arm}")
             servers[arm], command = start_server(arm, args.threads, binary)
             servers[arm].pause()
-            commands[str(arm)] = {"command": list(command.arguments), "environment": dict(command.environment)}
+            commands[str(arm)] = {"command": without_folders(command.arguments), "environment": dict(command.environment)}
         except (EngineFailed, OSError) as error:
             did_not_run[str(arm)] = str(error)
     return commands

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def named_python(text: str) -> tuple[str, Path]:
 
 def facts(model: ComparedModel, threads: int) -> dict[str, Any]:
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *without_folders(sys.argv)]),
         "model": {
             "name": model.name,
             "format": model.format,
@@ -48,6 +49,11 @@ def facts(model: ComparedModel, threads: int) -> dict[str, Any]:
         "machine": machine(),
         "threads": threads,
     }
+
+
+def without_folders(arguments: Iterable[str]) -> list[str]:
+    """As they are recorded: where a machine keeps its files says nothing of what ran."""
+    return [Path(argument).name if Path(argument).is_absolute() else argument for argument in arguments]
 
 
 def end_on_sigterm() -> None:
