@@ -74,7 +74,10 @@ def start_servers(
             show(f"starting {arm}")
             servers[arm], command = start_server(arm, args.threads, binary)
             servers[arm].pause()
-            commands[str(arm)] = {"command": without_folders(command.arguments), "environment": dict(command.environment)}
+            commands[str(arm)] = {
+                "command": without_folders(command.arguments),
+                "environment": dict(command.environment),
+            }
         except (EngineFailed, OSError) as error:
             did_not_run[str(arm)] = str(error)
     return commands
