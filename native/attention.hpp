@@ -181,11 +181,11 @@ inline void weigh_sub_block(const AttentionTile& t, int position, int start, con
   }
 }
 
-template <f32x16 (*Exp)(const f32x16&)> inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
+inline void merge(Partial& into, float* merged, Partial piece, const float* values, int head_dim) {
   if (piece.total == 0.0f) return;
   const float largest = into.largest > piece.largest ? into.largest : piece.largest;
-  const float old_share = into.total == 0.0f ? 0.0f : Exp(splat(into.largest - largest))[0];
-  const float new_share = Exp(splat(piece.largest - largest))[0];
+  const float old_share = into.total == 0.0f ? 0.0f : exp(splat(into.largest - largest))[0];
+  const float new_share = exp(splat(piece.largest - largest))[0];
   for_lanes(head_dim, [&](int d, int count) {
     const f32x16 scaled = load_part(merged + d, count) * old_share;
     store_part(merged + d, fma(load_part(values + d, count), splat(new_share), scaled), count);
@@ -225,7 +225,7 @@ void attention_tile(const AttentionTile& t) {
       std::memset(s.piece[m], 0, size_t(head_dim) * sizeof(float));
     }
     for (int p = start; p < end; p += kLanes) weigh_sub_block<M, Bf16>(t, p, start, range, s);
-    for (int m = 0; m < M; m++) merge<exp>(sum[m], s.merged[m], piece[m], s.piece[m], head_dim);
+    for (int m = 0; m < M; m++) merge(sum[m], s.merged[m], piece[m], s.piece[m], head_dim);
   }
   for (int m = 0; m < M; m++) finish_query(t, m, s.merged[m], sum[m]);
 }

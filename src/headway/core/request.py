@@ -66,7 +66,7 @@ class Request:
     num_computed_tokens: int = 0  # confirmed and promised: advanced by schedule(), not by update()
     num_pending_tokens: int = 0  # sampled tokens promised by steps in flight, ids not known yet
     num_preemptions: int = 0
-    num_cached_tokens: int | None = None  # of the prompt, found computed when it first ran; None until then
+    num_cached_tokens: int = 0  # of the prompt, found computed when it first ran
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, when one did
 

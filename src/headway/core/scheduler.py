@@ -191,7 +191,7 @@ class Scheduler:
             self._running.append(request)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = grant.num_cached_tokens
-            if request.num_cached_tokens is None:
+            if request.num_preemptions == 0:
                 request.num_cached_tokens = grant.num_cached_tokens
             step.admit(request)
             num_tokens = min(_num_wanted_tokens(request), step.tokens_left)
@@ -209,7 +209,7 @@ class Scheduler:
         logprobs = () if token.logprobs is None else (token.logprobs,)
         reason = _finish_reason(request, token.token_id)
         if reason is None:
-            cached = request.num_cached_tokens or 0
+            cached = request.num_cached_tokens
             return RequestOutput(request.request_id, (token.token_id,), logprobs, num_cached_tokens=cached)
         if reason is FinishReason.STOP:
             request.stop_token_id = token.token_id
@@ -234,7 +234,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._departures.record(now)
-        stop, cached = request.stop_token_id, request.num_cached_tokens or 0
+        stop, cached = request.stop_token_id, request.num_cached_tokens
         return RequestOutput(request.request_id, new_token_ids, logprobs, reason, stop, error, cached)
 
     def _vacate(self, request: Request) -> None:
