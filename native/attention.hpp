@@ -12,7 +12,7 @@ constexpr float kMinusInfinity = -__builtin_inff();
 // Where one 16-token sub-block of one kv head lies; see KVLayer for what is in it.
 inline size_t sub_block_offset(const KVLayer& kv, int block, int head, int sub) {
   const int subs = kv.block_size / kLanes;
-  return ((size_t(block) * kv.num_kv_heads + head) * subs + sub) * 2 * size_t(kv.head_dim) * kLanes;
+  return size_t(block) * kv.block_stride + (size_t(head) * subs + sub) * 2 * size_t(kv.head_dim) * kLanes;
 }
 
 inline size_t position_offset(const AttentionTile& t, int position) {

@@ -34,7 +34,7 @@ inline void attention(const AttentionTile& t) {
 extern const Kernels kernels;
 const Kernels kernels = {
     HEADWAY_TEXT(HEADWAY_ISA), kTile, quantize_row, HEADWAY_FIXED_POINT, linear_blocks, embed_row, rms_norm,
-    rope, store_key, store_value, attention_tile, attention, gated, add, int8_operations,
+    rope, store_key, store_value, attention_tile, attention, gated, add, find_peak, int8_operations,
 };
 
 }  // namespace headway::HEADWAY_ISA

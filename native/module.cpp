@@ -144,11 +144,9 @@ NB_MODULE(_native, m) {
     return checksum(bytes.data(), bytes.size());
   }, "bytes"_a);
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
-      .def(nb::init<int, int, int, int, bool>(), "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
-      .def_prop_ro("nbytes", &KVCacheLayer::bytes)
-      .def_prop_ro("token_bytes", [](const KVCacheLayer& kv) {
-        return kv.bytes() / (size_t(kv.layer().num_blocks) * size_t(kv.layer().block_size));
-      });
+      .def(nb::init<std::shared_ptr<Memory>, int, int, int, int, int, int, bool>(), "memory"_a, "layer"_a, "layers"_a,
+           "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
+      .def_prop_ro("token_bytes", &KVCacheLayer::token_bytes);
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int, const std::vector<int>&>(), "size"_a, "cpus"_a = std::vector<int>())
       .def_prop_ro("size", &ThreadPool::size);

@@ -276,12 +276,23 @@ void Weight::widen(const Kernels& kernels, std::shared_ptr<Memory> memory, size_
   wide_ = std::move(memory);
 }
 
-KVCacheLayer::KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16)
-    : memory_(size_t(num_kv_heads) * head_dim * num_blocks * block_size * (is_bf16 ? 2 : 4) * 2) {
+KVCacheLayer::KVCacheLayer(std::shared_ptr<Memory> memory, int layer, int layers, int num_kv_heads, int head_dim, int num_blocks,
+                           int block_size, bool is_bf16)
+    : memory_(std::move(memory)) {
   if (block_size % kLanes) throw std::invalid_argument("block_size must be a multiple of 16");
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is larger than 512");
-  uint8_t* values = memory_.data() + size_t(kLanes) * head_dim * (is_bf16 ? 2 : 4);
-  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, memory_.data(), values};
+  layer_ = {num_kv_heads, head_dim, num_blocks, block_size, is_bf16, 0, nullptr, nullptr};
+  const size_t number = is_bf16 ? 2 : 4, block_bytes = token_bytes() * size_t(block_size);
+  if (layer < 0 || layer >= layers || memory_->size() != block_bytes * size_t(layers) * size_t(num_blocks))
+    throw std::invalid_argument("a layer is not inside its pool");
+  uint8_t* keys = memory_->data() + block_bytes * size_t(layer);
+  layer_.block_stride = block_bytes * size_t(layers) / number;
+  layer_.keys = keys;
+  layer_.values = keys + size_t(kLanes) * size_t(head_dim) * number;
+}
+
+size_t KVCacheLayer::token_bytes() const {
+  return size_t(layer_.num_kv_heads) * size_t(layer_.head_dim) * 2 * (layer_.is_bf16 ? 2 : 4);
 }
 
 }  // namespace headway

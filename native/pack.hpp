@@ -74,14 +74,19 @@ class Weight {
   PackedMatrix matrix_;
 };
 
+// Of a pool in which a block's layers lie side by side: its first use then costs the pages of that block, where layers one after
+// another would all come to their next huge page in the same step.
 class KVCacheLayer {
  public:
-  KVCacheLayer(int num_kv_heads, int head_dim, int num_blocks, int block_size, bool is_bf16);
+  // Layer `layer` of `layers`, in `memory` for all of them. `head_dim` at most 512, `block_size` a multiple of 16.
+  KVCacheLayer(std::shared_ptr<Memory> memory, int layer, int layers, int num_kv_heads, int head_dim, int num_blocks, int block_size,
+               bool is_bf16);
   const KVLayer& layer() const { return layer_; }
-  size_t bytes() const { return memory_.size(); }
+  // Of one token's key and value.
+  size_t token_bytes() const;
 
  private:
-  Memory memory_;
+  std::shared_ptr<Memory> memory_;
   KVLayer layer_;
 };
 

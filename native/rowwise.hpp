@@ -1,5 +1,10 @@
 // Operations on one row: each result depends on that row alone, in one fixed order of additions.
 #pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+
 #include "simd.hpp"
 #include "types.hpp"
 
@@ -51,6 +56,31 @@ inline void gated(const float* gate, const float* up, int width, Activation kind
 
 inline void add(const float* x, const float* y, int width, float* out) {
   for_lanes(width, [&](int i, int count) { store_part(out + i, load_part(x + i, count) + load_part(y + i, count), count); });
+}
+
+// Loops the compiler runs on whole vectors, over runs that stay in the nearest cache while their largest is looked for again.
+inline Peak find_peak(const float* row, int vocab) {
+  constexpr int kWidth = 16, kRun = 1024;
+  float most = -std::numeric_limits<float>::infinity();
+  int from = 0;  // the run that has it
+  uint32_t bad = 0;
+  for (int start = 0; start < vocab; start += kRun) {
+    const int end = std::min(start + kRun, vocab);
+    float largest[kWidth];
+    std::fill_n(largest, kWidth, -std::numeric_limits<float>::infinity());
+    int i = start;
+    for (; i + kWidth <= end; i += kWidth)
+      for (int j = 0; j < kWidth; j++) largest[j] = row[i + j] > largest[j] ? row[i + j] : largest[j];
+    for (; i < end; i++) largest[0] = std::max(largest[0], row[i]);
+    for (i = start; i < end; i++) {
+      const uint32_t bits = std::bit_cast<uint32_t>(row[i]);
+      bad |= uint32_t((bits & 0x7f800000u) == 0x7f800000u) & uint32_t(bits != 0xff800000u);
+    }
+    const float here = *std::max_element(largest, largest + kWidth);
+    if (here > most) most = here, from = start;
+  }
+  const float* run = row + from;
+  return {int(std::find(run, run + std::min(kRun, vocab - from), most) - row), bad == 0};
 }
 
 }  // namespace headway::HEADWAY_ISA

@@ -1,16 +1,18 @@
 #include "sampling.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "cpu.hpp"
 #include "thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -73,28 +75,6 @@ class Gumbel {
   std::array<uint32_t, 4> words_{};
 };
 
-// No NaN and no plus infinity, by their bits: a loop the compiler can run on whole vectors.
-bool is_sound(const float* row, int vocab) {
-  uint32_t bad = 0;
-  for (int i = 0; i < vocab; i++) {
-    const uint32_t bits = std::bit_cast<uint32_t>(row[i]);
-    bad |= uint32_t((bits & 0x7f800000u) == 0x7f800000u) & uint32_t(bits != 0xff800000u);
-  }
-  return bad == 0;
-}
-
-// The first of the largest, in a row without NaN.
-int argmax(const float* row, int vocab) {
-  constexpr int kWidth = 16;
-  float largest[kWidth];
-  std::fill_n(largest, kWidth, kMinusInfinity);
-  int i = 0;
-  for (; i + kWidth <= vocab; i += kWidth)
-    for (int j = 0; j < kWidth; j++) largest[j] = row[i + j] > largest[j] ? row[i + j] : largest[j];
-  for (; i < vocab; i++) largest[0] = std::max(largest[0], row[i]);
-  return int(std::find(row, row + vocab, *std::max_element(largest, largest + kWidth)) - row);
-}
-
 // Ids most likely first, ties to the lower id.
 struct MoreLikely {
   const float* w;
@@ -103,12 +83,13 @@ struct MoreLikely {
 
 class RowSampler {
  public:
-  RowSampler(const Batch& b, int row, int vocab) : b_(b), row_(row), vocab_(vocab) {}
+  RowSampler(const Kernels& kernels, const Batch& b, int row, int vocab) : kernels_(kernels), b_(b), row_(row), vocab_(vocab) {}
 
   int sample(const float* logits) {
-    if (!is_sound(logits, vocab_)) return kFailed;
+    const Peak peak = kernels_.find_peak(logits, vocab_);
+    if (!peak.is_sound) return kFailed;
     const float* adjusted = is_adjusted() ? adjust(logits) : logits;
-    const int best = argmax(adjusted, vocab_);
+    const int best = is_adjusted() ? kernels_.find_peak(adjusted, vocab_).best : peak.best;
     if (!std::isfinite(adjusted[best])) return kFailed;
     if (b_.temperature[row_] < kGreedyTemperature) return best;
     w_.resize(size_t(vocab_));
@@ -224,14 +205,15 @@ class RowSampler {
     return chosen;
   }
 
+  const Kernels& kernels_;
   const Batch& b_;
   int row_, vocab_;
   std::vector<float> adjusted_, w_;
   std::vector<int> kept_;
 };
 
-void report_logprobs(const float* logits, int vocab, int token, int count, int row, const Outputs& out) {
-  const double largest = logits[argmax(logits, vocab)];
+void report_logprobs(const Kernels& kernels, const float* logits, int vocab, int token, int count, int row, const Outputs& out) {
+  const double largest = logits[kernels.find_peak(logits, vocab).best];
   double total = 0;
   for (int i = 0; i < vocab; i++) total += std::exp(double(logits[i]) - largest);
   const double log_total = std::log(total);
@@ -247,14 +229,14 @@ void report_logprobs(const float* logits, int vocab, int token, int count, int r
   }
 }
 
-void sample_rows(const float* logits, int rows, int vocab, const Batch& b, const Outputs& out, ThreadPool& pool) {
+void sample_rows(const Kernels& kernels, const float* logits, int rows, int vocab, const Batch& b, const Outputs& out, ThreadPool& pool) {
   std::atomic<int> next{0};
   const auto share = [&](int) {
     for (int row; (row = next++) < rows;) {
       const float* own = logits + size_t(row) * size_t(vocab);
-      const int token = RowSampler(b, row, vocab).sample(own);
+      const int token = RowSampler(kernels, b, row, vocab).sample(own);
       out.token_ids[row] = token;
-      if (token != kFailed && b.num_logprobs[row] >= 0) report_logprobs(own, vocab, token, b.num_logprobs[row], row, out);
+      if (token != kFailed && b.num_logprobs[row] >= 0) report_logprobs(kernels, own, vocab, token, b.num_logprobs[row], row, out);
     }
   };
   if (rows == 1) share(0);  // nothing to share: waking the others would take longer
@@ -301,8 +283,8 @@ Batch read_batch(nb::handle h, size_t rows, int vocab) {
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
-void sample(Matrix logits, nb::object batch, ThreadPool& pool, Out<int32_t> ids, Out<float> logprobs, Out<int32_t> top_ids,
-            Out<float> top_logprobs) {
+void sample(Matrix logits, nb::object batch, ThreadPool& pool, const std::string& isa, Out<int32_t> ids, Out<float> logprobs,
+            Out<int32_t> top_ids, Out<float> top_logprobs) {
   const size_t rows = logits.shape(0), width = rows ? top_ids.size() / rows : 0;
   const Batch b = read_batch(batch, rows, int(logits.shape(1)));
   for (size_t i = 0; i < rows; i++)
@@ -310,15 +292,16 @@ void sample(Matrix logits, nb::object batch, ThreadPool& pool, Out<int32_t> ids,
   if (ids.size() != rows || logprobs.size() != rows || top_logprobs.size() != top_ids.size())
     throw std::invalid_argument("sampling: outputs do not fit the rows");
   const Outputs out{ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), int(width)};
+  const Kernels& kernels = kernels_for(isa);
   nb::gil_scoped_release release;
-  sample_rows(logits.data(), int(rows), int(logits.shape(1)), b, out, pool);
+  sample_rows(kernels, logits.data(), int(rows), int(logits.shape(1)), b, out, pool);
 }
 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
   using namespace nb::literals;
-  m.def("sample", &sample, "logits"_a, "batch"_a, "pool"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a);
+  m.def("sample", &sample, "logits"_a, "batch"_a, "pool"_a, "isa"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a);
 }
 
 }  // namespace headway

@@ -88,13 +88,14 @@ struct LinearInput {
   FixedRows fixed;
 };
 
-// One layer of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
-//   [block][kv_head][sub] { keys [d/2][16][2], then values [16/2][d][2] }
+// One layer's part of every block of the pool, in sub-blocks of 16 tokens: a block holds block_size / 16 of them.
+//   [block: block_stride numbers apart][kv_head][sub] { keys [d/2][16][2], then values [16/2][d][2] }
 // Sixteen scores are formed without a horizontal sum; pairs, since two bf16 numbers are unpacked, or multiplied, at once; keys
 // beside values, since who reads the ones in order has the others fetched ahead.
 struct KVLayer {
   int num_kv_heads, head_dim, num_blocks, block_size;
   bool is_bf16;
+  size_t block_stride;
   void* keys;    // the first sub-block's
   void* values;  // likewise
 };
@@ -127,6 +128,13 @@ struct AttentionTile {
 
 enum class Activation : int { silu, gelu_tanh };
 
+// What one pass over a row tells: the first of its largest numbers, and whether it has no NaN and no plus infinity. If it has one,
+// `best` means nothing.
+struct Peak {
+  int best;
+  bool is_sound;
+};
+
 // One instruction set's implementation of everything that touches numbers.
 struct Kernels {
   const char* name;
@@ -147,6 +155,7 @@ struct Kernels {
   void (*attention)(const AttentionTile& tile);
   void (*gated)(const float* gate, const float* up, int width, Activation kind, float* y);
   void (*add)(const float* x, const float* y, int width, float* out);
+  Peak (*find_peak)(const float* row, int width);
   // Runs the inner loop of the integer kernels on registers alone; returns the operations in one iteration.
   int (*int8_operations)(int iterations);
 };

@@ -25,6 +25,7 @@ def sample(
     logits: Float32,
     batch: SamplingBatch,
     pool: ThreadPool,
+    isa: str,
     token_ids: Int32,
     logprobs: Float32,
     top_ids: Int32,
@@ -57,9 +58,17 @@ class Weight:
     def is_int8(self) -> bool: ...
 
 class KVCacheLayer:
-    def __init__(self, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int, is_bf16: bool) -> None: ...
-    @property
-    def nbytes(self) -> int: ...
+    def __init__(
+        self,
+        memory: Memory,
+        layer: int,
+        layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        is_bf16: bool,
+    ) -> None: ...
     @property
     def token_bytes(self) -> int: ...
 

@@ -212,7 +212,7 @@ class Attention:
         rng = np.random.default_rng(seed)
         self.num_blocks, self.block_size = 128, block_size
         layout = KVLayout(kv_heads, d, self.num_blocks, block_size, dtype)
-        kv = backend.new_kv_cache(layout)
+        [kv] = backend.new_kv_cache(layout, 1)
         angles = np.arange(MAX_CONTEXT)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
         rope = backend.load_rope(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
         x = floats(rows, (heads + 2 * kv_heads) * d, seed=seed + 1)

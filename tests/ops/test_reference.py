@@ -106,7 +106,7 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan():
 
 def test_rope_is_a_complex_rotation_of_half_split_pairs():
     heads, d = 2, 8
-    kv = ReferenceBackend().new_kv_cache(KVLayout(1, d, 4, 4, "f32"))
+    [kv] = ReferenceBackend().new_kv_cache(KVLayout(1, d, 4, 4, "f32"), 1)
     q, k, v = floats(3, heads * d), floats(3, d, seed=1), floats(3, d, seed=2)
     step = step_of([(5, 3)], int32(3, 0)[None])
     rotated = OPS.rope_and_store(q, k, v, step, rope_table(16, d), kv)
@@ -124,7 +124,7 @@ def test_rope_is_a_complex_rotation_of_half_split_pairs():
 
 
 def test_bf16_kv_holds_rounded_values():
-    kv = ReferenceBackend().new_kv_cache(KVLayout(2, 4, 1, 4, "bf16"))
+    [kv] = ReferenceBackend().new_kv_cache(KVLayout(2, 4, 1, 4, "bf16"), 1)
     v = floats(1, 8)
     OPS.rope_and_store(floats(1, 8), floats(1, 8), v, step_of([(0, 1)], int32(0)[None]), rope_table(4, 4), kv)
     assert (kv.values[0, 0].reshape(-1) == round_to_bf16(v[0])).all()
@@ -134,7 +134,7 @@ def test_bf16_kv_holds_rounded_values():
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 def test_attention_is_causal_grouped_and_windowed(window):
     kv_heads, group, d, length, scale = 2, 3, 4, 11, 0.3
-    kv = ReferenceBackend().new_kv_cache(KVLayout(kv_heads, d, 4, 4, "f32"))
+    [kv] = ReferenceBackend().new_kv_cache(KVLayout(kv_heads, d, 4, 4, "f32"), 1)
     keys, values = floats(length, kv_heads, d, seed=1), floats(length, kv_heads, d, seed=2)
     table = int32(2, 0, 3)
     for p in range(length):
@@ -152,7 +152,7 @@ def test_attention_is_causal_grouped_and_windowed(window):
 
 
 def test_a_windowed_layer_never_touches_blocks_behind_its_window():
-    kv = ReferenceBackend().new_kv_cache(KVLayout(1, 4, 2, 4, "f32"))
+    [kv] = ReferenceBackend().new_kv_cache(KVLayout(1, 4, 2, 4, "f32"), 1)
     step = step_of([(6, 1)], int32(-1, 1)[None])
     assert np.isfinite(OPS.attention(floats(1, 4), step, kv, 1.0, window=3)).all()
     with pytest.raises(IndexError, match="no KV block"):
@@ -160,7 +160,7 @@ def test_a_windowed_layer_never_touches_blocks_behind_its_window():
 
 
 def test_a_position_without_a_block_is_an_error():
-    kv = ReferenceBackend().new_kv_cache(KVLayout(1, 4, 2, 4, "f32"))
+    [kv] = ReferenceBackend().new_kv_cache(KVLayout(1, 4, 2, 4, "f32"), 1)
     with pytest.raises(IndexError, match="no KV block"):
         x = floats(1, 4)
         OPS.rope_and_store(x, x, x, step_of([(4, 1)], int32(0, -1)[None]), rope_table(8, 4), kv)
@@ -216,7 +216,7 @@ def test_attention_does_not_depend_on_chunks_blocks_or_other_requests(window):
     rope = rope_table(32, d)
 
     def run(table, chunks, neighbour):
-        kv = ReferenceBackend().new_kv_cache(KVLayout(kv_heads, d, 16, 4, "bf16"))
+        [kv] = ReferenceBackend().new_kv_cache(KVLayout(kv_heads, d, 16, 4, "bf16"), 1)
         tables = np.stack([table, np.arange(10, 16, dtype=np.int32)])
         outputs, start = [], 0
         for n in chunks:

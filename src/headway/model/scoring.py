@@ -19,7 +19,7 @@ def scoring_program(
     """A decoder with KV blocks for one sequence of ``max_context`` tokens."""
     num_blocks = -(-max_context // BLOCK_SIZE)
     layout = KVLayout(architecture.num_kv_heads, architecture.head_dim, num_blocks, BLOCK_SIZE, kv_dtype)
-    kv_layers = [backend.new_kv_cache(layout) for _ in architecture.layers]
+    kv_layers = backend.new_kv_cache(layout, len(architecture.layers))
     decoder = Decoder(architecture, weights, backend, kv_layers, max_context)
     return backend.compile(decoder.forward, StepLimits(max_context, max_context))
 

@@ -9,7 +9,7 @@ Law 1: an output row depends on its own input row (and, in attention, on its own
 the number of rows, their order, the split into steps or the number of threads change a row's result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -179,7 +179,8 @@ class Backend(Protocol):
 
     def load_rope(self, table: Float32) -> Handle: ...
 
-    def new_kv_cache(self, layout: KVLayout) -> Handle: ...
+    def new_kv_cache(self, layout: KVLayout, num_layers: int) -> Sequence[Handle]:
+        """An empty pool, as one handle for each layer."""
 
     def compile(self, forward: Callable[[Ops, Any], Tensor], limits: StepLimits) -> StepProgram: ...
 

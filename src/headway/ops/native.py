@@ -77,10 +77,10 @@ class NativeBackend:
     def load_rope(self, table: Float32) -> Any:
         return self.load_vector(table)
 
-    def new_kv_cache(self, layout: KVLayout) -> Any:
-        return _native.KVCacheLayer(
-            layout.num_kv_heads, layout.head_dim, layout.num_blocks, layout.block_size, layout.dtype == "bf16"
-        )
+    def new_kv_cache(self, layout: KVLayout, num_layers: int) -> list[Any]:
+        memory = _native.Memory(num_layers * layout.num_blocks * layout.bytes_per_block)
+        shape = layout.num_kv_heads, layout.head_dim, layout.num_blocks, layout.block_size, layout.dtype == "bf16"
+        return [_native.KVCacheLayer(memory, layer, num_layers, *shape) for layer in range(num_layers)]
 
     def compile(self, forward: Callable[[Any, Any], Any], limits: StepLimits) -> "NativeProgram":
         self._tables.clear()  # every weight is loaded by now: let the sources go
@@ -97,7 +97,14 @@ class NativeBackend:
             np.full((m, width), -1, np.float32),
         )
         _native.sample(
-            logits, batch, self._pool, output.token_ids, output.logprobs, output.top_ids, output.top_logprobs
+            logits,
+            batch,
+            self._pool,
+            self.isa,
+            output.token_ids,
+            output.logprobs,
+            output.top_ids,
+            output.top_logprobs,
         )
         return output
 

@@ -223,9 +223,9 @@ class ReferenceBackend:
     def load_rope(self, table: Float32) -> Float32:
         return self._own(table)
 
-    def new_kv_cache(self, layout: KVLayout) -> KVCache:
+    def new_kv_cache(self, layout: KVLayout, num_layers: int) -> list[KVCache]:
         shape = (layout.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        return KVCache(layout, np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        return [KVCache(layout, np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for _ in range(num_layers)]
 
     def compile(self, forward: Callable[[Ops, Handle], Tensor], limits: StepLimits) -> ReferenceProgram:
         return ReferenceProgram(forward)

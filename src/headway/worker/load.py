@@ -86,7 +86,7 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
         checkpoint.architecture,
         packed or checkpoint.weights(),
         backend,
-        [backend.new_kv_cache(memory.layout) for _ in range(memory.num_layers)],
+        backend.new_kv_cache(memory.layout, memory.num_layers),
         memory.info.max_context,
         on_layer=None
         if packed
