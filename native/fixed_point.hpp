@@ -34,19 +34,29 @@ struct ByteTables {
   ByteTables(const PackedMatrix& w, int block, int pair) {
     const size_t at = (size_t(block) * (w.k / 64) + pair) * kLanes;
     const __m512i multiplier = _mm512_load_si512(reinterpret_cast<const int32_t*>(w.fixed.multiplier) + at);
-    const __m512i offset = w.fixed.offset ? _mm512_load_si512(reinterpret_cast<const int32_t*>(w.fixed.offset) + at)
-                                          : _mm512_sub_epi16(_mm512_set1_epi16(int16_t(kByteOffset)),
-                                                             _mm512_mullo_epi16(multiplier, _mm512_set1_epi16(int16_t(w.zero))));
-    const __m512i even_numbers = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14)), low_bytes = _mm512_set1_epi16(0xff);
+    const __m512i numbers = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14));
+    if (w.fixed.offset) {
+      const __m512i offset = _mm512_load_si512(reinterpret_cast<const int32_t*>(w.fixed.offset) + at);
+      fill(multiplier, numbers, [&](__m512i this_word) { return _mm512_shuffle_epi8(offset, this_word); });
+    } else {
+      const __m512i offset = _mm512_set1_epi16(int16_t(kByteOffset));
+      fill(multiplier, _mm512_sub_epi16(numbers, _mm512_set1_epi16(int16_t(w.zero))), [&](__m512i) { return offset; });
+    }
+  }
+
+ private:
+  // The even numbers' products and the odd ones', of which a table has the upper halves.
+  template <class Offset> void fill(__m512i multiplier, __m512i even_numbers, Offset offset) {
+    const __m512i low_bytes = _mm512_set1_epi16(0xff);
 #pragma GCC unroll 2
     for (int g = 0; g < 2; g++)
 #pragma GCC unroll 4
       for (int i = 0; i < kQuarters; i++) {
         const __m512i this_word = _mm512_set1_epi16(int16_t((4 * i + 2 * g + 1) << 8 | (4 * i + 2 * g)));
         const __m512i step = _mm512_shuffle_epi8(multiplier, this_word);
-        const __m512i even = _mm512_add_epi16(_mm512_mullo_epi16(step, even_numbers), _mm512_shuffle_epi8(offset, this_word));
+        const __m512i even = _mm512_add_epi16(_mm512_mullo_epi16(step, even_numbers), offset(this_word));
         const __m512i odd = _mm512_add_epi16(even, step);
-        table[g][i] = _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(even, 8), odd, 0xca);  // the upper halves of both
+        table[g][i] = _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(even, 8), odd, 0xca);
       }
   }
 };
@@ -56,9 +66,9 @@ struct WeightBytes {
   __m512i first, second;
 
   WeightBytes(const uint8_t* q, __m512i table) {
-    const __m512i nibble = _mm512_set1_epi8(15), packed = _mm512_load_si512(q);
-    first = _mm512_shuffle_epi8(table, _mm512_and_si512(packed, nibble));
-    second = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble));
+    const __m512i packed = _mm512_load_si512(q), upper_half = _mm512_set1_epi64(0x1020408000000000);
+    first = _mm512_shuffle_epi8(table, _mm512_and_si512(packed, _mm512_set1_epi8(15)));
+    second = _mm512_shuffle_epi8(table, _mm512_gf2p8affine_epi64_epi8(packed, upper_half, 0));  // bits 4 to 7 as 0 to 3
   }
 };
 
@@ -95,7 +105,7 @@ template <int M> struct DotsOfNibbles {
     for (int g = 0; g < 2; g++)
 #pragma GCC unroll 4
       for (int i = 0; i < kQuarters; i++) {
-        __builtin_prefetch(q + 256 * g + 64 * i + kPrefetchBytes);
+        prefetch_ahead(q + 256 * g + 64 * i);
         const WeightBytes bytes(q + 256 * g + 64 * i, tables.table[g][i]);
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
@@ -118,7 +128,7 @@ template <int M> struct DotsOfBytes {
     const uint8_t* bytes = w.fixed.bytes + (size_t(block) * (w.k / 64) + pair) * kBytesOfPair;
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
-      __builtin_prefetch(bytes + 64 * i + kPrefetchBytes);
+      prefetch_ahead(bytes + 64 * i);
       const __m512i quads = _mm512_load_si512(bytes + 64 * i);
 #pragma GCC unroll 4
       for (int m = 0; m < M; m++) {
@@ -173,7 +183,7 @@ inline void bytes_of_pair(const PackedMatrix& w, int block, int t, uint8_t* to) 
     __m512i first[kQuarters], second[kQuarters];
 #pragma GCC unroll 4
     for (int i = 0; i < kQuarters; i++) {
-      __builtin_prefetch(q + 64 * i + kPrefetchBytes);
+      prefetch_ahead(q + 64 * i);
       const WeightBytes bytes(q + 64 * i, tables.table[g][i]);
       first[i] = bytes.first;
       second[i] = bytes.second;

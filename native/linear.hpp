@@ -13,7 +13,13 @@ inline f32x16 load_scales(const PackedMatrix& w, const void* scales, size_t inde
   return from_f16(load<u16x16>(static_cast<const uint16_t*>(scales) + index * kLanes));
 }
 
-constexpr int kPrefetchBytes = 4096;  // ahead of the group being multiplied: further than the processor looks by itself
+// The weights that come after the line being multiplied, further than the processor looks by itself: from memory into the second
+// cache, of which many may be on their way, and later into the first.
+inline void prefetch_ahead(const uint8_t* line) {
+  constexpr int kFar = 8192, kNear = 1536;
+  __builtin_prefetch(line + kFar, 0, 2);
+  __builtin_prefetch(line + kNear);
+}
 
 // One row of a block of outputs on its way out: the sum over k, then the bias, then the residual.
 inline void finish_row(const PackedMatrix& w, int block, f32x16 y, int row, const LinearOutput& out) {
@@ -82,7 +88,7 @@ inline Sums<M> quant_tile(const PackedMatrix& w, int block, const QuantizedRows&
     const size_t index = size_t(block) * groups + g;
     const size_t xg = first + size_t(g * Group / kActivationGroup) * M;
     const f32x16 w_scale = load_scales(w, w.scale, index);
-    for (int i = 0; i < Group * kLanes * Bits / 8; i += 64) __builtin_prefetch(q + kPrefetchBytes + i);
+    for (int i = 0; i < Group * kLanes * Bits / 8; i += 64) prefetch_ahead(q + i);
     i32x16 dot[M];
     group_dot<M, Bits, Group / 4>(q, xq, dot);
     if constexpr (Minimum) {
