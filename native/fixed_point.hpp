@@ -16,7 +16,7 @@
 namespace headway::HEADWAY_ISA {
 
 // The matrix unit takes 16 rows as quickly as one: up to so many rows, vector instructions are quicker, and take them in parts
-// of up to kFewTile. Where weights are kept as bytes the matrix unit has less to do.
+// of up to kFewTile. Where weights are kept as bytes the matrix unit has less to do, but from memory twice as much has to come.
 constexpr int kFewRows = 5, kFewRowsOfBytes = 2, kFewTile = 3;
 
 constexpr size_t kBytesOfPair = 1024;  // 64 inputs of 16 outputs, in the matrix unit's order: [16 quads][16 outputs][4]
@@ -307,7 +307,8 @@ template <int B> inline void many_rows(const PackedMatrix& w, int block, const F
 }
 
 inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
-  if (rows > (w.fixed.bytes ? kFewRowsOfBytes : kFewRows)) {
+  const int few = !w.fixed.multiplier ? kFewRowsOfBytes : w.fixed.bytes ? kFewTile : kFewRows;
+  if (rows > few) {
     use_linear_tiles(rows);
     int block = first;
     for (; block + 2 <= last; block += 2) many_rows<2>(w, block, x, rows, out);
