@@ -85,7 +85,7 @@ class OfflineEngine:
     def __init__(
         self, executor: Executor, config: SchedulerConfig, seed: int = 0, clock: Clock = time.perf_counter
     ) -> None:
-        self._core = EngineCore(executor, config)
+        self._core = EngineCore(executor, config, prefix_cache=False)  # there is nothing to find again
         self._vocab_size = executor.info.vocab_size
         self._rng = random.Random(seed)
         self._clock = clock
