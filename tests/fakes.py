@@ -22,6 +22,7 @@ from headway.core.batch import (
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.executor import ExecutorInfo
 from headway.core.request import FinishReason, Request, SamplingParams
+from headway.core.step_time import StepShape, StepTimes
 
 WAIT_S = 20.0  # how long a test waits for what must happen; never reached unless something hangs
 
@@ -304,13 +305,29 @@ class CoreDriver:
         raise AssertionError(f"not done after {max_steps} steps")
 
 
+@dataclass
+class LinearStepTimes:
+    """A step takes ``step_s`` and ``token_s`` a token. Remembers what it was told."""
+
+    step_s: float
+    token_s: float
+    observed: list[tuple[StepShape, float]] = field(default_factory=list)
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.step_s + self.token_s * shape.num_tokens
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        self.observed.append((shape, seconds))
+
+
 def make_driver(
     info: ExecutorInfo | None = None,
     config: SchedulerConfig | None = None,
     errors: dict[str, int] | None = None,
     max_waiting_requests: int | None = None,
     prefix_cache: bool = True,
+    step_times: StepTimes | None = None,
 ) -> tuple[CoreDriver, FakeExecutor]:
     executor = FakeExecutor(info or make_info(), errors)
-    core = EngineCore(executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache)
+    core = EngineCore(executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache, step_times)
     return CoreDriver(core), executor

@@ -19,6 +19,15 @@ class SchedulerConfig:
     max_batch_tokens: int = 512  # tokens computed in one step, prefill chunks and decodes together
     max_batch_rows: int = 64  # requests in one step
     max_in_flight: int = 1  # steps submitted before the first has returned
+    policy: str = "fair"  # fair: classes and tenants' shares; fcfs: order of arrival
+    min_prefill_tokens: int = 16  # a step computes so many of a prompt even where that is later than an objective asks
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveConfig:
+    """What every request asks of time, in milliseconds. 0: nothing."""
+
+    tpot_ms: float = 50.0  # for each token after the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class ServerConfig:
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

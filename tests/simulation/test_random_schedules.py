@@ -5,6 +5,7 @@ A failing seed is printed with the command that replays it alone:
     HEADWAY_SEED=1234 python -m pytest tests/simulation/test_random_schedules.py
 """
 
+import math
 import os
 import random
 from collections.abc import Iterable
@@ -12,11 +13,11 @@ from itertools import islice
 
 import pytest
 
-from fakes import Answer, FakeExecutor, expected_tokens, make_driver, make_info, make_request
+from fakes import Answer, FakeExecutor, LinearStepTimes, expected_tokens, make_driver, make_info, make_request
 from headway.config import SchedulerConfig
 from headway.core.batch import ScheduledBatch
 from headway.core.executor import ExecutorInfo
-from headway.core.request import FinishReason, Request
+from headway.core.request import FinishReason, Objective, Request
 
 VOCAB = 40  # small, so that random stop ids are met often
 NUM_SEEDS = 3000
@@ -34,9 +35,11 @@ class Life:
             max_batch_tokens=self.rng.randint(1, 24),
             max_batch_rows=self.rng.randint(1, 8),
             max_in_flight=self.rng.randint(1, 3),
+            min_prefill_tokens=self.rng.randint(1, 8),
         )
         self.prefix_cache = self.rng.random() < 0.8
-        self.driver, self.executor = make_driver(info, self.config, prefix_cache=self.prefix_cache)
+        times = LinearStepTimes(self.rng.random(), self.rng.random()) if self.rng.random() < 0.5 else None
+        self.driver, self.executor = make_driver(info, self.config, prefix_cache=self.prefix_cache, step_times=times)
         self.failing_steps: set[int] = set()
         self.executor.failing_steps = self.failing_steps
         self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
@@ -75,6 +78,7 @@ class Life:
             ignore_eos=rng.random() < 0.2,
             min_tokens=rng.choice([0, 0, rng.randint(0, 6)]),
         )
+        request.objective = Objective(tpot_s=rng.choice([math.inf, 0.5, 2.0, 5.0]))
         request.cache_salt = rng.choice(["", "", "", "another tenant"])
         if rng.random() < 0.3:  # all others begin alike
             request.prompt_token_ids = tuple(token_id + 1000 for token_id in request.prompt_token_ids)

@@ -9,6 +9,7 @@ from headway.cli.terminal import TerminalProgress, messages
 from headway.config import Config
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.build import build_engine
+from headway.engine.calibration import calibrated
 from headway.engine.generation import StartupReport
 from headway.engine.parts import EngineParts
 
@@ -28,7 +29,11 @@ def loaded_parts(config: Config) -> EngineParts:
 def running_engine(config: Config) -> Iterator[Running]:
     """Loads the model and starts the engine; stops it at the end of the block."""
     parts = loaded_parts(config)
-    engine = AsyncEngine(parts, config.scheduler, config.server.limits.max_waiting_requests, config.cache.prefix_cache)
+    limits, prefix_cache = config.server.limits, config.cache.prefix_cache
+    step_times = calibrated(parts.executor)
+    engine = AsyncEngine(
+        parts, config.scheduler, limits.max_waiting_requests, prefix_cache, config.objective, step_times
+    )
     try:
         yield Running(engine, parts.report)
     finally:

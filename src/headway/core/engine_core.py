@@ -8,8 +8,9 @@ from headway.core.batch import RequestOutput, ScheduledBatch, StepResult
 from headway.core.executor import Executor, StepHandle
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import FinishReason, Request
-from headway.core.request_queue import FirstComeFirstServed
+from headway.core.request_queue import FairShare, FirstComeFirstServed, RequestQueue
 from headway.core.scheduler import Scheduler
+from headway.core.step_time import StepShape, StepTimes
 from headway.errors import ConfigError
 
 
@@ -17,6 +18,7 @@ from headway.errors import ConfigError
 class InFlightStep:
     batch: ScheduledBatch
     handle: StepHandle
+    began: float
 
 
 class EngineCore:
@@ -45,7 +47,9 @@ class EngineCore:
         config: SchedulerConfig,
         max_waiting_requests: int | None = None,
         prefix_cache: bool = True,
+        step_times: StepTimes | None = None,
     ) -> None:
+        """With ``step_times``, prefill is cut so that those who decode hold their objective; it learns every step."""
         if config.max_in_flight < 1:
             raise ConfigError("scheduler.max_in_flight must be at least 1")
         info = executor.info
@@ -53,7 +57,8 @@ class EngineCore:
         self._max_in_flight = config.max_in_flight
         self._max_waiting = max_waiting_requests
         self._kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache)
-        self._scheduler = Scheduler(config, info, self._kv, FirstComeFirstServed())
+        self._scheduler = Scheduler(config, info, self._kv, _queue(config.policy), step_times)
+        self._step_times = step_times
         self._num_in_flight = 0
 
     def add_request(self, request: Request, now: float) -> Admission:
@@ -64,7 +69,7 @@ class EngineCore:
         admission = admit(request.num_prompt_tokens, request.sampling.max_tokens, self._executor.info, load)
         if admission.is_admitted:
             request.max_tokens = admission.max_tokens
-            self._scheduler.add(request)
+            self._scheduler.add(request, now)
         return admission
 
     def abort_request(
@@ -85,13 +90,16 @@ class EngineCore:
             return None
         self._num_in_flight += 1
         try:
-            return InFlightStep(batch, self._executor.submit(batch))
+            return InFlightStep(batch, self._executor.submit(batch), now)
         except Exception as error:
-            return InFlightStep(batch, _FailedStep(error))
+            return InFlightStep(batch, _FailedStep(error), now)
 
     def finish_step(self, step: InFlightStep, result: StepResult, now: float) -> list[RequestOutput]:
         """Takes a step's result, in the order the steps began."""
         outputs = self._scheduler.update(step.batch, result, now)
+        if self._step_times is not None:  # a step that was alone took all the time there was, the scheduler's included
+            seconds = now - step.began if self._max_in_flight == 1 else result.seconds
+            self._step_times.observe(StepShape.of(step.batch.rows), seconds)
         self._num_in_flight -= 1
         return outputs
 
@@ -156,3 +164,10 @@ class _FailedStep:
 
     def result(self) -> StepResult:
         raise self._error
+
+
+def _queue(policy: str) -> RequestQueue:
+    queues = {"fair": FairShare, "fcfs": FirstComeFirstServed}
+    if policy not in queues:
+        raise ConfigError(f"scheduler.policy is {policy!r}; it can be {' or '.join(queues)}")
+    return queues[policy]()

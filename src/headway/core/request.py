@@ -1,5 +1,6 @@
 """A request as the core sees it: token ids in, token ids out. Text, templates and stop strings live in ``engine``."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,6 +45,23 @@ class SamplingParams:
     logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """How urgent a request is. ``priority`` 0 goes first; after ``max_wait_s`` in the queue a request goes before all
+    that have not waited too long themselves."""
+
+    name: str = "standard"
+    priority: int = 1
+    max_wait_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a request asks of time. ``tpot_s``: seconds for each token after the first, in the mean and at most."""
+
+    tpot_s: float = math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence of tokens to extend. The core owns and changes every field below the first line.
@@ -58,7 +76,12 @@ class Request:
     sampling: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
     cache_salt: str = ""  # requests share cached prefixes only where this is equal
+    objective: Objective = Objective()
+    tenant: str = ""
+    request_class: RequestClass = RequestClass()
     # -- set at admission --
+    arrival_s: float = 0.0
+    number: int = 0  # in order of arrival
     max_tokens: int = 0  # ``sampling.max_tokens``, or the room left: prompt + max_tokens fits context and pool
     # -- changed by the scheduler --
     status: RequestStatus = RequestStatus.WAITING
@@ -66,13 +89,26 @@ class Request:
     num_computed_tokens: int = 0  # confirmed and promised: advanced by schedule(), not by update()
     num_pending_tokens: int = 0  # sampled tokens promised by steps in flight, ids not known yet
     num_preemptions: int = 0
+    num_charged_tokens: int = 0  # computed at least once, or found cached
     num_cached_tokens: int = 0  # of the prompt, found computed when it first ran
+    first_token_s: float | None = None  # when it came
+    last_token_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it, when one did
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def next_token_due_s(self) -> float:
+        """When the objective wants the next token: soon enough after the last one, and for the mean since the first.
+        inf before the first token, and where there is no objective."""
+        tpot_s = self.objective.tpot_s
+        if self.first_token_s is None or self.last_token_s is None or tpot_s == math.inf:
+            return math.inf
+        num_after_first = len(self.output_token_ids) + self.num_pending_tokens - 1
+        return min(self.last_token_s, self.first_token_s + num_after_first * tpot_s) + tpot_s
 
     def known_tokens(self, start: int, end: int) -> list[int]:
         """The ids at positions ``start .. end - 1``, which must exist."""

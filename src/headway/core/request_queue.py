@@ -1,13 +1,19 @@
-"""Who is next."""
+"""Who is next, and who gives way."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
-from headway.core.request import Request
+from headway.core.request import Request, RequestClass
+from headway.core.tenants import Tenants
 
 
 class RequestQueue(ABC):
-    """The requests that wait, and the policy that orders them. The scheduler admits strictly from the front."""
+    """The requests that wait, and the policy that orders them. The scheduler admits strictly from the front.
+
+    A request is added, removed when it begins to run, may come back preempted and be removed again, and leaves when it
+    ends.
+    """
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -17,7 +23,7 @@ class RequestQueue(ABC):
     def add_preempted(self, request: Request) -> None:
         """A request that ran comes back. It must keep its rank: ahead of all that arrived after it.
 
-        The latest-arrived is preempted first, so of several it is the first to come back here.
+        Of several, the one that must come back first is the last to be preempted.
         """
 
     @abstractmethod
@@ -26,7 +32,19 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Takes a request out: it was admitted, or it ended while it waited."""
+        """Takes a request out that begins to run."""
+
+    @abstractmethod
+    def leave(self, request: Request, was_running: bool) -> None:
+        """A request has ended, wherever it was."""
+
+    @abstractmethod
+    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
+        """So many tokens are computed for it, for the first time."""
+
+    @abstractmethod
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Who gives way of these (at least one, the first to be admitted first) when memory is short."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -51,5 +69,112 @@ class FirstComeFirstServed(RequestQueue):
     def remove(self, request: Request) -> None:
         del self._waiting[request.request_id]
 
+    def leave(self, request: Request, was_running: bool) -> None:
+        if not was_running:
+            self.remove(request)
+
+    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
+        """Nobody is owed anything."""
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]
+
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+class FairShare(RequestQueue):
+    """Classes by priority, within a class tenants by the service they had, within a tenant by arrival.
+
+        1  who was preempted       by class, then arrival
+        2  who waited too long     longer than its class may (``RequestClass.max_wait_s``), the most overdue first
+        3  the highest class       of it, the tenant with the least service over its weight (``Tenants``)
+
+    So nobody waits for ever: a request that has waited ``max_wait_s`` is behind only those that are more overdue, and
+    each of these runs as soon as rows and memory for it are free.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """``weights`` of tenants; others have 1."""
+        self.tenants = Tenants(weights)
+        self._preempted: dict[str, Request] = {}
+        self._classes: dict[RequestClass, _ClassQueue] = {}  # that have waiting requests, by priority
+        self._num_waiting = 0
+
+    def add(self, request: Request) -> None:
+        self.tenants.enter(request.tenant)
+        if request.request_class not in self._classes:
+            self._classes[request.request_class] = _ClassQueue()
+            self._classes = dict(sorted(self._classes.items(), key=lambda item: item[0].priority))
+        self._classes[request.request_class].add(request)
+        self._num_waiting += 1
+
+    def add_preempted(self, request: Request) -> None:
+        self.tenants.come_back(request.tenant)
+        self._preempted[request.request_id] = request
+
+    def peek(self, now: float) -> Request | None:
+        if self._preempted:
+            return min(self._preempted.values(), key=lambda r: (r.request_class.priority, r.number))
+        if not self._classes:
+            return None
+        return self._most_overdue(now) or next(iter(self._classes.values())).next(self.tenants)
+
+    def remove(self, request: Request) -> None:
+        self._take_out(request)
+        self.tenants.start(request.tenant)
+
+    def leave(self, request: Request, was_running: bool) -> None:
+        if not was_running:
+            self._take_out(request)
+        self.tenants.leave(request.tenant, was_running)
+
+    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
+        self.tenants.charge(request.tenant, num_tokens, is_prefill)
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Of the lowest class and its tenant with the most service, the latest: it has the least work to lose, and a
+        tenant's oldest request goes on whatever happens."""
+        lowest = max(request.request_class.priority for request in running)
+        candidates = [request for request in reversed(running) if request.request_class.priority == lowest]
+        return max(candidates, key=lambda request: self.tenants.service(request.tenant))
+
+    def __len__(self) -> int:
+        return self._num_waiting + len(self._preempted)
+
+    def _take_out(self, request: Request) -> None:
+        if self._preempted.pop(request.request_id, None) is not None:
+            return
+        queue = self._classes[request.request_class]
+        queue.remove(request)
+        self._num_waiting -= 1
+        if not queue.waiting:
+            del self._classes[request.request_class]
+
+    def _most_overdue(self, now: float) -> Request | None:
+        oldest = [next(iter(queue.waiting.values())) for queue in self._classes.values()]
+        overdue = [request for request in oldest if now - request.arrival_s >= request.request_class.max_wait_s]
+        return min(overdue, key=lambda r: r.arrival_s + r.request_class.max_wait_s, default=None)
+
+
+class _ClassQueue:
+    """The waiting requests of one class: all by arrival, and those of each tenant."""
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self._of_tenant: dict[str, OrderedDict[str, Request]] = {}
+
+    def add(self, request: Request) -> None:
+        self.waiting[request.request_id] = request
+        self._of_tenant.setdefault(request.tenant, OrderedDict())[request.request_id] = request
+
+    def remove(self, request: Request) -> None:
+        del self.waiting[request.request_id]
+        own = self._of_tenant[request.tenant]
+        del own[request.request_id]
+        if not own:
+            del self._of_tenant[request.tenant]
+
+    def next(self, tenants: Tenants) -> Request:
+        own = self._of_tenant[tenants.least_served(self._of_tenant)]
+        return next(iter(own.values()))

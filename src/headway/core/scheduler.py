@@ -1,5 +1,6 @@
 """Which request computes how many tokens in the next step, and what a step's result means for each."""
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from headway.core.executor import ExecutorInfo
 from headway.core.kv_cache_manager import BlockTable, KVCacheManager
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.request_queue import RequestQueue
+from headway.core.step_budget import StepBudget
+from headway.core.step_time import StepTimes
 from headway.errors import ConfigError
 
 
@@ -37,18 +40,28 @@ class Scheduler:
     blocks of a request that ended or was preempted may go to a later step while an earlier one still writes them.
     """
 
-    def __init__(self, config: SchedulerConfig, info: ExecutorInfo, kv: KVCacheManager, queue: RequestQueue) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        info: ExecutorInfo,
+        kv: KVCacheManager,
+        queue: RequestQueue,
+        step_times: StepTimes | None = None,
+    ) -> None:
         self._max_tokens = min(config.max_batch_tokens, info.max_batch_tokens)
         # A running request must be able to get a token in every step, however many older ones there are.
         self._max_running = min(config.max_batch_rows, info.max_batch_rows, self._max_tokens)
         if self._max_running < 1:
             raise ConfigError("scheduler.max_batch_tokens and scheduler.max_batch_rows must be at least 1")
+        self._min_prefill_tokens = config.min_prefill_tokens
         self._kv = kv
         self._queue = queue
+        self._step_times = step_times
         self._departures = DepartureClock()
         self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []  # in order of arrival
+        self._running: list[Request] = []  # by class, in each in order of admission
         self._released: list[str] = []  # to be forgotten by the executor with the next batch
+        self._num_added = 0
         self._num_steps = 0
         self._num_updates = 0
         self._in_flight: deque[list[BlockTable]] = deque()  # of each step, the tables its rows write
@@ -71,17 +84,19 @@ class Scheduler:
     def seconds_per_departure(self) -> float | None:
         return self._departures.seconds_per_departure
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float) -> None:
         """Takes over an admitted request. Its id must never have been used before: late results are matched by id."""
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         self._requests[request.request_id] = request
+        request.arrival_s, request.number = now, self._num_added
+        self._num_added += 1
         self._queue.add(request)
 
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, or None when nothing can be computed before a step in flight returns (or a request comes)."""
-        step = _StepPlan(tokens_left=self._max_tokens)
-        self._schedule_running(step)
+        step = _StepPlan(StepBudget(self._max_tokens, self._min_prefill_tokens, self._step_times))
+        self._schedule_running(step, now)
         self._admit_waiting(step, now)
         if not step.rows:
             return None
@@ -136,28 +151,29 @@ class Scheduler:
         if not self._running and self._kv.num_used_blocks:
             raise RuntimeError(f"nothing runs, but {self._kv.num_used_blocks} blocks are taken")
 
-    def _schedule_running(self, step: "_StepPlan") -> None:
-        """Oldest first; a victim of preemption drops off the end of the list."""
-        index = 0
-        while index < len(self._running) and step.tokens_left:
-            request = self._running[index]
-            num_tokens = min(_num_wanted_tokens(request), step.tokens_left)
-            if num_tokens:
-                new_block_ids = self._allocate_or_preempt(request, num_tokens)
-                if new_block_ids is None:
-                    break  # it was the latest itself
-                step.add_row(request, num_tokens, new_block_ids, self._kv.table(request))
-            index += 1
+    def _schedule_running(self, step: "_StepPlan", now: float) -> None:
+        """By class, in each the first to be admitted first. Victims of preemption drop out on the way."""
+        wanted = [_num_wanted_tokens(request) for request in self._running]
+        if max(wanted, default=0) > 1 or (len(self._queue) and len(wanted) < self._max_running):
+            step.budget.keep_back((self._running[i] for i, count in enumerate(wanted) if count == 1), now)
+        for request, count in zip(tuple(self._running), wanted, strict=True):
+            num_tokens = step.budget.tokens_for(request, count)
+            if not num_tokens or request.status is not RequestStatus.RUNNING:
+                continue
+            new_block_ids = self._allocate_or_preempt(request, num_tokens)
+            if new_block_ids is not None:
+                self._add_row(step, request, num_tokens, new_block_ids)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
-        """Takes blocks from the latest-arrived until there are enough; None when that was ``request``.
+        """Takes blocks from others until there are enough; None when one of them was ``request``.
 
-        Victims come from the end of the list and rows are made from its start: a victim never has a row in this step.
-        The oldest request always gets its blocks: admission made sure that the whole pool is enough for it.
+        Victims are the request itself or come after it in the list, where no request has a row in this step yet. The
+        first of the list always gets its blocks: admission made sure that the whole pool is enough for it.
         """
         num_tokens += request.num_computed_tokens
         while (grant := self._kv.allocate(request, num_tokens)) is None:
-            victim = self._running.pop()
+            victim = self._queue.victim(self._running[self._running.index(request) :])
+            self._running.remove(victim)
             self._preempt(victim)
             if victim is request:
                 return None
@@ -179,7 +195,7 @@ class Scheduler:
         the newcomer is then safe from preemption for ``block_size`` steps, and is not let in only to be thrown out. Nor
         can it be a victim of this very step, which needs more than the blocks it gave up.
         """
-        while step.tokens_left and len(self._running) < self._max_running:
+        while step.budget.has_prefill_room and len(self._running) < self._max_running:
             request = self._queue.peek(now)
             # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
             if request is None or request.num_pending_tokens:
@@ -188,14 +204,22 @@ class Scheduler:
             if grant is None:
                 return
             self._queue.remove(request)
-            self._running.append(request)
+            insort(self._running, request, key=_priority)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = grant.num_cached_tokens
             if request.num_preemptions == 0:
-                request.num_cached_tokens = grant.num_cached_tokens
+                request.num_cached_tokens = request.num_charged_tokens = grant.num_cached_tokens
             step.admit(request)
-            num_tokens = min(_num_wanted_tokens(request), step.tokens_left)
-            step.add_row(request, num_tokens, grant.block_ids, self._kv.table(request))
+            num_tokens = step.budget.tokens_for(request, _num_wanted_tokens(request))
+            self._add_row(step, request, num_tokens, grant.block_ids)
+
+    def _add_row(self, step: "_StepPlan", request: Request, num_tokens: int, new_block_ids: tuple[int, ...]) -> None:
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        step.add_row(request, num_tokens, new_block_ids, self._kv.table(request))
+        if end > request.num_charged_tokens:
+            is_prefill = start < request.num_prompt_tokens
+            self._queue.charge(request, end - max(start, request.num_charged_tokens), is_prefill)
+            request.num_charged_tokens = end
 
     def _confirm(self, batch: ScheduledBatch) -> list[BlockTable]:
         if batch.step_id != self._num_updates or batch.step_id >= self._num_steps:
@@ -206,6 +230,9 @@ class Scheduler:
     def _accept(self, request: Request, token: SampledToken, now: float) -> RequestOutput:
         request.output_token_ids.append(token.token_id)
         request.num_pending_tokens -= 1
+        request.last_token_s = now
+        if request.first_token_s is None:
+            request.first_token_s = now
         logprobs = () if token.logprobs is None else (token.logprobs,)
         reason = _finish_reason(request, token.token_id)
         if reason is None:
@@ -225,11 +252,11 @@ class Scheduler:
         error: str | None = None,
     ) -> RequestOutput:
         """The one way out, in any status."""
-        if request.status is RequestStatus.RUNNING:
+        was_running = request.status is RequestStatus.RUNNING
+        if was_running:
             self._running.remove(request)
             self._vacate(request)
-        else:
-            self._queue.remove(request)
+        self._queue.leave(request, was_running)
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
@@ -246,7 +273,7 @@ class Scheduler:
 class _StepPlan:
     """A step while it is being filled."""
 
-    tokens_left: int
+    budget: StepBudget
     rows: list[ScheduledRow] = field(default_factory=list)
     tables: list[BlockTable] = field(default_factory=list)  # each row's
     admitted: list[NewRequest] = field(default_factory=list)
@@ -264,9 +291,13 @@ class _StepPlan:
         samples = start + num_tokens == request.num_tokens
         self.rows.append(ScheduledRow(request.request_id, start, num_tokens, new_block_ids, samples))
         self.tables.append(table)
+        self.budget.take(request, num_tokens, samples)
         request.num_computed_tokens += num_tokens
         request.num_pending_tokens += samples
-        self.tokens_left -= num_tokens
+
+
+def _priority(request: Request) -> int:
+    return request.request_class.priority
 
 
 def _num_wanted_tokens(request: Request) -> int:

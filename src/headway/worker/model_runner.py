@@ -61,6 +61,8 @@ class ModelRunner:
     def run(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
         """Computes one step. Returns a token, or an error of its own, for each row with ``samples``."""
         self._update_sequences(batch)
+        if not batch.rows:
+            return ()
         sequences = [self._sequences[row.request_id] for row in batch.rows]
         slots = np.array([sequence.slot for sequence in sequences])
         starts = np.array([row.start for row in batch.rows], np.int32)

@@ -1,0 +1,96 @@
+"""Who has had how much: service by tenant, in tokens, over weights."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PREFILL_WEIGHT, DECODE_WEIGHT = 1, 2  # of a computed token: a decode reads all weights for one
+
+
+@dataclass(slots=True)
+class Account:
+    """What a tenant has been given, in weighted tokens over its weight."""
+
+    weight: float
+    service: float = 0.0
+    num_waiting: int = 0
+    num_running: int = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self.num_waiting + self.num_running > 0
+
+
+class Tenants:
+    """The accounts of a virtual token counter (Sheng et al., Fairness in Serving Large Language Models, 2024).
+
+    Whoever has waiting requests and the least service is next. A tenant that comes back after a pause is lifted to the
+    least of the active ones: it gets its share from now on, not what it did not ask for meanwhile. Then, for tenants
+    that always have requests waiting, services differ by at most ``2 * max(largest prompt, 2 * tokens in flight)`` over
+    the smaller weight: one request's work is charged as it is computed, after the choice.
+
+    Accounts of tenants that are not active and have no more service than the least active one say nothing: they are
+    forgotten, so that there are never many more than there are active tenants.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """Tenants without a weight have 1."""
+        self._weights = weights or {}
+        self._accounts: dict[str, Account] = {}
+
+    def account(self, tenant: str) -> Account:
+        found = self._accounts.get(tenant)
+        if found is None:
+            found = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
+        return found
+
+    def service(self, tenant: str) -> float:
+        found = self._accounts.get(tenant)
+        return 0.0 if found is None else found.service
+
+    def enter(self, tenant: str) -> None:
+        """A request of the tenant begins to wait."""
+        account = self.account(tenant)
+        if not account.is_active:
+            account.service = max(account.service, self._least_active())
+        account.num_waiting += 1
+
+    def start(self, tenant: str) -> None:
+        """A request of the tenant goes from waiting to running."""
+        account = self._accounts[tenant]
+        account.num_waiting -= 1
+        account.num_running += 1
+
+    def come_back(self, tenant: str) -> None:
+        """A request of the tenant was preempted."""
+        account = self._accounts[tenant]
+        account.num_running -= 1
+        account.num_waiting += 1
+
+    def leave(self, tenant: str, was_running: bool) -> None:
+        account = self._accounts[tenant]
+        if was_running:
+            account.num_running -= 1
+        else:
+            account.num_waiting -= 1
+        if not account.is_active:
+            self._forget_old()
+
+    def charge(self, tenant: str, num_tokens: int, is_prefill: bool) -> None:
+        """Tokens computed for the tenant. What is found cached is free, and what is computed again after a preemption
+        has been paid."""
+        account = self._accounts[tenant]
+        account.service += num_tokens * (PREFILL_WEIGHT if is_prefill else DECODE_WEIGHT) / account.weight
+
+    def least_served(self, tenants: Iterable[str]) -> str:
+        """Of several, the first where they are equal."""
+        return min(tenants, key=self.service)
+
+    def _least_active(self) -> float:
+        return min((account.service for account in self._accounts.values() if account.is_active), default=0.0)
+
+    def _forget_old(self) -> None:
+        active = [account.service for account in self._accounts.values() if account.is_active]
+        for tenant, account in list(self._accounts.items()):
+            if not account.is_active and account.service <= min(active, default=math.inf):
+                del self._accounts[tenant]

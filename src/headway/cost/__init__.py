@@ -1,0 +1,1 @@
+"""Seconds, bytes and money as functions."""

@@ -1,0 +1,86 @@
+"""A first model of step times: a few steps are run before anyone waits for one."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from headway.core.batch import NewRequest, ScheduledBatch, ScheduledRow
+from headway.core.executor import Executor, ExecutorInfo
+from headway.core.request import SamplingParams
+from headway.core.step_time import StepShape
+from headway.cost.step_time import StepTimeModel
+
+TIMES_EACH = 2  # the first touches memory for the first time
+
+
+class Probe(NamedTuple):
+    """A step to measure: so many requests, each computing ``num_tokens`` from position ``start`` on."""
+
+    num_requests: int
+    start: int
+    num_tokens: int
+
+
+def calibrated(
+    executor: Executor, budget_s: float = 1.0, clock: Callable[[], float] = time.perf_counter
+) -> StepTimeModel:
+    """Runs probes, cheap ones first, until ``budget_s`` is used up; a slow model is known from fewer.
+
+    For an executor that nothing has used yet: probes write to the pool without asking whose blocks they are, and read
+    from it whatever is there. RuntimeError when a probe fails.
+    """
+    measured: list[tuple[StepShape, float]] = []
+    began = clock()
+    for number, probe in enumerate(_probes(executor.info)):
+        if measured and clock() - began > budget_s:
+            break
+        measured.append(_measure(executor, probe, f"probe-{number}"))
+    return StepTimeModel.fitted(measured)
+
+
+def _probes(info: ExecutorInfo) -> Iterator[Probe]:
+    """Decodes by number and by context, then prompts by length and by context, where they fit the executor."""
+    far = min(info.max_context // 2, 1024)
+    for num_requests, start, num_tokens in (
+        *((1, 0, 1), (1, far, 1), (4, 16, 1), (16, 16, 1), (16, far // 4, 1), (64, 16, 1)),
+        *((1, 0, 16), (1, 0, 64), (1, far, 64), (1, 0, 256), (1, 0, 512)),
+    ):
+        probe = Probe(
+            min(num_requests, info.max_batch_rows, info.max_batch_tokens),
+            start,
+            min(num_tokens, info.max_batch_tokens, info.max_context - 1 - start),
+        )
+        if probe.num_requests * _num_blocks(probe, info) <= info.num_blocks:
+            yield probe
+
+
+def _measure(executor: Executor, probe: Probe, name: str) -> tuple[StepShape, float]:
+    """The fastest of a few runs: what disturbs a step only ever makes it longer."""
+    batch = _batch(executor.info, probe, name)
+    seconds = executor.submit(batch).result().seconds
+    for _ in range(TIMES_EACH - 1):
+        again = ScheduledBatch(batch.step_id, (), (), _without_blocks(batch.rows))
+        seconds = min(seconds, executor.submit(again).result().seconds)
+    released = tuple(row.request_id for row in batch.rows)
+    executor.submit(ScheduledBatch(batch.step_id, released, (), ())).result()
+    return StepShape.of(batch.rows), seconds
+
+
+def _batch(info: ExecutorInfo, probe: Probe, name: str) -> ScheduledBatch:
+    num_blocks, end = _num_blocks(probe, info), probe.start + probe.num_tokens
+    sampling = SamplingParams(max_tokens=1, temperature=0, seed=0)
+    ids = [f"{name}-{number}" for number in range(probe.num_requests)]
+    admitted = tuple(NewRequest(request_id, (0,) * end, end, sampling, frozenset()) for request_id in ids)
+    rows = tuple(
+        ScheduledRow(request_id, probe.start, probe.num_tokens, tuple(range(i * num_blocks, (i + 1) * num_blocks)), True)
+        for i, request_id in enumerate(ids)
+    )
+    return ScheduledBatch(-1, (), admitted, rows)
+
+
+def _without_blocks(rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+    return tuple(row._replace(new_block_ids=()) for row in rows)
+
+
+def _num_blocks(probe: Probe, info: ExecutorInfo) -> int:
+    return -(-(probe.start + probe.num_tokens) // info.block_size)
