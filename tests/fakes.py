@@ -327,7 +327,10 @@ def make_driver(
     max_waiting_requests: int | None = None,
     prefix_cache: bool = True,
     step_times: StepTimes | None = None,
+    tenant_weights: dict[str, float] | None = None,
 ) -> tuple[CoreDriver, FakeExecutor]:
     executor = FakeExecutor(info or make_info(), errors)
-    core = EngineCore(executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache, step_times)
+    core = EngineCore(
+        executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache, step_times, tenant_weights
+    )
     return CoreDriver(core), executor

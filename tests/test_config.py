@@ -3,7 +3,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 
@@ -64,10 +64,13 @@ def settings(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of each setting."""
     for field in fields(part):
         value = getattr(part, field.name)
-        if is_dataclass(value):
+        key = field.metadata.get("key", field.name)
+        if get_origin(field.type) is tuple:
+            yield from settings(get_args(field.type)[0](), f"{prefix}{key}.")
+        elif is_dataclass(value):
             yield from settings(value, f"{prefix}{field.name}.")
         else:
-            yield prefix + field.name, value
+            yield prefix + key, value
 
 
 def toml(value: Any) -> str:

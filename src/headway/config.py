@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from headway.errors import ConfigError
 
@@ -28,6 +28,25 @@ class ObjectiveConfig:
     """What every request asks of time, in milliseconds. 0: nothing."""
 
     tpot_ms: float = 50.0  # for each token after the first
+
+
+@dataclass(frozen=True, slots=True)
+class ClassConfig:
+    """A ``[[class]]``: how urgent requests are. interactive, standard and background are there without any."""
+
+    name: str = ""
+    priority: int = 1  # 0 goes first
+    max_wait_s: float = 30.0  # the longest that it is passed over for higher ones
+    tpot_ms: float | None = None  # None: ``objective.tpot_ms``
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """A ``[[tenant]]``: what requests that name it get."""
+
+    name: str = ""
+    weight: float = 1.0  # its share beside other tenants of the same class
+    request_class: str = field(default="standard", metadata={"key": "class"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    classes: tuple[ClassConfig, ...] = field(default=(), metadata={"key": "class"})
+    tenants: tuple[TenantConfig, ...] = field(default=(), metadata={"key": "tenant"})
     cache: CacheConfig = field(default_factory=CacheConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -125,20 +146,29 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
 
 
 def _merge(part: Any, table: dict[str, Any], prefix: str) -> Any:
-    known = {f.name: f.type for f in fields(part)}
+    known = {f.metadata.get("key", f.name): f for f in fields(part)}
     changes: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + key
         if key not in known:
             raise ConfigError(f"unknown setting {name!r}; known here: {', '.join(sorted(known))}")
-        current = getattr(part, key)
+        found = known[key]
+        current = getattr(part, found.name)
         if is_dataclass(current):
             if not isinstance(value, dict):
                 raise ConfigError(f"{name} is a group of settings, not a value")
-            changes[key] = _merge(current, value, name + ".")
+            changes[found.name] = _merge(current, value, name + ".")
+        elif get_origin(found.type) is tuple:
+            changes[found.name] = _tables(name, value, get_args(found.type)[0])
         else:
-            changes[key] = _coerce(name, value, known[key])
+            changes[found.name] = _coerce(name, value, found.type)
     return replace(part, **changes)
+
+
+def _tables(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        raise ConfigError(f"{name} is a list of groups of settings: write [[{name}]] above each")
+    return tuple(_merge(kind(), table, name + ".") for table in value)
 
 
 def _coerce(name: str, value: Any, declared: Any) -> Any:

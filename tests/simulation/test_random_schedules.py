@@ -17,7 +17,7 @@ from fakes import Answer, FakeExecutor, LinearStepTimes, expected_tokens, make_d
 from headway.config import SchedulerConfig
 from headway.core.batch import ScheduledBatch
 from headway.core.executor import ExecutorInfo
-from headway.core.request import FinishReason, Objective, Request
+from headway.core.request import FinishReason, Objective, Request, RequestClass
 
 VOCAB = 40  # small, so that random stop ids are met often
 NUM_SEEDS = 3000
@@ -36,6 +36,7 @@ class Life:
             max_batch_rows=self.rng.randint(1, 8),
             max_in_flight=self.rng.randint(1, 3),
             min_prefill_tokens=self.rng.randint(1, 8),
+            policy=self.rng.choice(["fair", "fair", "fcfs"]),
         )
         self.prefix_cache = self.rng.random() < 0.8
         times = LinearStepTimes(self.rng.random(), self.rng.random()) if self.rng.random() < 0.5 else None
@@ -79,6 +80,8 @@ class Life:
             min_tokens=rng.choice([0, 0, rng.randint(0, 6)]),
         )
         request.objective = Objective(tpot_s=rng.choice([math.inf, 0.5, 2.0, 5.0]))
+        request.tenant = rng.choice(["", "", "a", "b"])
+        request.request_class = RequestClass("", rng.randint(0, 2), max_wait_s=rng.choice([2.0, 20.0]))
         request.cache_salt = rng.choice(["", "", "", "another tenant"])
         if rng.random() < 0.3:  # all others begin alike
             request.prompt_token_ids = tuple(token_id + 1000 for token_id in request.prompt_token_ids)

@@ -12,6 +12,7 @@ from headway.engine.build import build_engine
 from headway.engine.calibration import calibrated
 from headway.engine.generation import StartupReport
 from headway.engine.parts import EngineParts
+from headway.engine.service_levels import ServiceLevels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,9 @@ def running_engine(config: Config) -> Iterator[Running]:
     """Loads the model and starts the engine; stops it at the end of the block."""
     parts = loaded_parts(config)
     limits, prefix_cache = config.server.limits, config.cache.prefix_cache
+    levels = ServiceLevels(config.objective, config.classes, config.tenants)
     step_times = calibrated(parts.executor)
-    engine = AsyncEngine(
-        parts, config.scheduler, limits.max_waiting_requests, prefix_cache, config.objective, step_times
-    )
+    engine = AsyncEngine(parts, config.scheduler, limits.max_waiting_requests, prefix_cache, levels, step_times)
     try:
         yield Running(engine, parts.report)
     finally:

@@ -1,5 +1,6 @@
 """The engine's core: the file to read first."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.config import SchedulerConfig
@@ -8,7 +9,7 @@ from headway.core.batch import RequestOutput, ScheduledBatch, StepResult
 from headway.core.executor import Executor, StepHandle
 from headway.core.kv_cache_manager import KVCacheManager
 from headway.core.request import FinishReason, Request
-from headway.core.request_queue import FairShare, FirstComeFirstServed, RequestQueue
+from headway.core.request_queue import make_queue
 from headway.core.scheduler import Scheduler
 from headway.core.step_time import StepShape, StepTimes
 from headway.errors import ConfigError
@@ -48,8 +49,10 @@ class EngineCore:
         max_waiting_requests: int | None = None,
         prefix_cache: bool = True,
         step_times: StepTimes | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
-        """With ``step_times``, prefill is cut so that those who decode hold their objective; it learns every step."""
+        """With ``step_times``, prefill is cut so that those who decode hold their objective; it learns every step.
+        Tenants without a weight have 1."""
         if config.max_in_flight < 1:
             raise ConfigError("scheduler.max_in_flight must be at least 1")
         info = executor.info
@@ -57,7 +60,8 @@ class EngineCore:
         self._max_in_flight = config.max_in_flight
         self._max_waiting = max_waiting_requests
         self._kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache)
-        self._scheduler = Scheduler(config, info, self._kv, _queue(config.policy), step_times)
+        queue = make_queue(config.policy, tenant_weights or {})
+        self._scheduler = Scheduler(config, info, self._kv, queue, step_times)
         self._step_times = step_times
         self._num_in_flight = 0
 
@@ -148,6 +152,11 @@ class EngineCore:
     def num_preemptions(self) -> int:
         return self._scheduler.num_preemptions
 
+    @property
+    def services(self) -> Mapping[str, float]:
+        """What each tenant has been given lately, in weighted tokens over its weight; empty without fair shares."""
+        return self._scheduler.services
+
     def check_integrity(self) -> None:
         """RuntimeError when blocks or requests do not add up. Changes nothing; cheap enough to call now and then."""
         self._scheduler.check_integrity()
@@ -164,10 +173,3 @@ class _FailedStep:
 
     def result(self) -> StepResult:
         raise self._error
-
-
-def _queue(policy: str) -> RequestQueue:
-    queues = {"fair": FairShare, "fcfs": FirstComeFirstServed}
-    if policy not in queues:
-        raise ConfigError(f"scheduler.policy is {policy!r}; it can be {' or '.join(queues)}")
-    return queues[policy]()

@@ -47,8 +47,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """How urgent a request is. ``priority`` 0 goes first; after ``max_wait_s`` in the queue a request goes before all
-    that have not waited too long themselves."""
+    """How urgent a request is. ``priority`` 0 goes first; a class that has waiting requests is passed over for at most
+    ``max_wait_s``."""
 
     name: str = "standard"
     priority: int = 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.request import Request, RequestClass
 from headway.core.tenants import Tenants
+from headway.errors import ConfigError
 
 
 class RequestQueue(ABC):
@@ -46,8 +47,22 @@ class RequestQueue(ABC):
     def victim(self, running: Sequence[Request]) -> Request:
         """Who gives way of these (at least one, the first to be admitted first) when memory is short."""
 
+    @property
+    def services(self) -> Mapping[str, float]:
+        """Weighted tokens given to each tenant, where the policy counts them."""
+        return {}
+
     @abstractmethod
     def __len__(self) -> int: ...
+
+
+def make_queue(policy: str, weights: Mapping[str, float]) -> "RequestQueue":
+    """``weights`` of tenants, for the policy that knows them. ConfigError for a policy that is not there."""
+    if policy == "fair":
+        return FairShare(weights)
+    if policy == "fcfs":
+        return FirstComeFirstServed()
+    raise ConfigError(f"scheduler.policy is {policy!r}; it can be fair or fcfs")
 
 
 class FirstComeFirstServed(RequestQueue):
@@ -86,12 +101,12 @@ class FirstComeFirstServed(RequestQueue):
 class FairShare(RequestQueue):
     """Classes by priority, within a class tenants by the service they had, within a tenant by arrival.
 
-        1  who was preempted       by class, then arrival
-        2  who waited too long     longer than its class may (``RequestClass.max_wait_s``), the most overdue first
-        3  the highest class       of it, the tenant with the least service over its weight (``Tenants``)
+        1  who was preempted              by class, then arrival
+        2  a class passed over too long   for ``RequestClass.max_wait_s`` although it had requests; the most overdue
+        3  the highest class              of it, the tenant with the least service over its weight (``Tenants``)
 
-    So nobody waits for ever: a request that has waited ``max_wait_s`` is behind only those that are more overdue, and
-    each of these runs as soon as rows and memory for it are free.
+    So no class waits for ever: whatever comes before it, one of its requests is next at least every ``max_wait_s``, and
+    runs as soon as rows and memory for it are free.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
@@ -100,11 +115,12 @@ class FairShare(RequestQueue):
         self._preempted: dict[str, Request] = {}
         self._classes: dict[RequestClass, _ClassQueue] = {}  # that have waiting requests, by priority
         self._num_waiting = 0
+        self._now = 0.0  # of the last look
 
     def add(self, request: Request) -> None:
         self.tenants.enter(request.tenant)
         if request.request_class not in self._classes:
-            self._classes[request.request_class] = _ClassQueue()
+            self._classes[request.request_class] = _ClassQueue(request.arrival_s)
             self._classes = dict(sorted(self._classes.items(), key=lambda item: item[0].priority))
         self._classes[request.request_class].add(request)
         self._num_waiting += 1
@@ -114,13 +130,16 @@ class FairShare(RequestQueue):
         self._preempted[request.request_id] = request
 
     def peek(self, now: float) -> Request | None:
+        self._now = now
         if self._preempted:
             return min(self._preempted.values(), key=lambda r: (r.request_class.priority, r.number))
         if not self._classes:
             return None
-        return self._most_overdue(now) or next(iter(self._classes.values())).next(self.tenants)
+        return (self._most_overdue(now) or next(iter(self._classes.values()))).next(self.tenants)
 
     def remove(self, request: Request) -> None:
+        if request.request_id not in self._preempted:
+            self._classes[request.request_class].served_s = self._now
         self._take_out(request)
         self.tenants.start(request.tenant)
 
@@ -139,6 +158,10 @@ class FairShare(RequestQueue):
         candidates = [request for request in reversed(running) if request.request_class.priority == lowest]
         return max(candidates, key=lambda request: self.tenants.service(request.tenant))
 
+    @property
+    def services(self) -> Mapping[str, float]:
+        return self.tenants.services
+
     def __len__(self) -> int:
         return self._num_waiting + len(self._preempted)
 
@@ -148,32 +171,34 @@ class FairShare(RequestQueue):
         queue = self._classes[request.request_class]
         queue.remove(request)
         self._num_waiting -= 1
-        if not queue.waiting:
+        if queue.is_empty:
             del self._classes[request.request_class]
 
-    def _most_overdue(self, now: float) -> Request | None:
-        oldest = [next(iter(queue.waiting.values())) for queue in self._classes.values()]
-        overdue = [request for request in oldest if now - request.arrival_s >= request.request_class.max_wait_s]
-        return min(overdue, key=lambda r: r.arrival_s + r.request_class.max_wait_s, default=None)
+    def _most_overdue(self, now: float) -> "_ClassQueue | None":
+        due_s = {own: queue.served_s + own.max_wait_s for own, queue in self._classes.items()}
+        first = min(due_s, key=due_s.__getitem__)
+        return self._classes[first] if due_s[first] <= now else None
 
 
 class _ClassQueue:
-    """The waiting requests of one class: all by arrival, and those of each tenant."""
+    """The waiting requests of one class, by tenant. ``served_s``: when one was last taken, or the first came."""
 
-    def __init__(self) -> None:
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
+    def __init__(self, now: float) -> None:
+        self.served_s = now
         self._of_tenant: dict[str, OrderedDict[str, Request]] = {}
 
     def add(self, request: Request) -> None:
-        self.waiting[request.request_id] = request
         self._of_tenant.setdefault(request.tenant, OrderedDict())[request.request_id] = request
 
     def remove(self, request: Request) -> None:
-        del self.waiting[request.request_id]
         own = self._of_tenant[request.tenant]
         del own[request.request_id]
         if not own:
             del self._of_tenant[request.tenant]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._of_tenant
 
     def next(self, tenants: Tenants) -> Request:
         own = self._of_tenant[tenants.least_served(self._of_tenant)]

@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
@@ -79,6 +80,10 @@ class Scheduler:
     def num_steps(self) -> int:
         """Batches scheduled so far."""
         return self._num_steps
+
+    @property
+    def services(self) -> Mapping[str, float]:
+        return self._queue.services
 
     @property
     def seconds_per_departure(self) -> float | None:

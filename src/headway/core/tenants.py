@@ -25,9 +25,12 @@ class Tenants:
     """The accounts of a virtual token counter (Sheng et al., Fairness in Serving Large Language Models, 2024).
 
     Whoever has waiting requests and the least service is next. A tenant that comes back after a pause is lifted to the
-    least of the active ones: it gets its share from now on, not what it did not ask for meanwhile. Then, for tenants
-    that always have requests waiting, services differ by at most ``2 * max(largest prompt, 2 * tokens in flight)`` over
-    the smaller weight: one request's work is charged as it is computed, after the choice.
+    least of the active ones: it gets its share from now on, not what it did not ask for meanwhile.
+
+    The bound: for tenants of one class that always have requests waiting, services never differ by more than
+    ``rows * (prompt + 2 * output of the largest request) / weight`` of the one that has more. For when that one's latest
+    request began, it had the least; since then it can only have been given the rest of what it had begun, at most one
+    request a row.
 
     Accounts of tenants that are not active and have no more service than the least active one say nothing: they are
     forgotten, so that there are never many more than there are active tenants.
@@ -38,11 +41,13 @@ class Tenants:
         self._weights = weights or {}
         self._accounts: dict[str, Account] = {}
 
-    def account(self, tenant: str) -> Account:
-        found = self._accounts.get(tenant)
-        if found is None:
-            found = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
-        return found
+    def __len__(self) -> int:
+        """How many accounts there are."""
+        return len(self._accounts)
+
+    @property
+    def services(self) -> dict[str, float]:
+        return {tenant: account.service for tenant, account in self._accounts.items()}
 
     def service(self, tenant: str) -> float:
         found = self._accounts.get(tenant)
@@ -50,7 +55,9 @@ class Tenants:
 
     def enter(self, tenant: str) -> None:
         """A request of the tenant begins to wait."""
-        account = self.account(tenant)
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
         if not account.is_active:
             account.service = max(account.service, self._least_active())
         account.num_waiting += 1

@@ -2,21 +2,21 @@
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from headway.config import ObjectiveConfig, SchedulerConfig
+from headway.config import SchedulerConfig
 from headway.core.batch import RequestOutput
 from headway.core.engine_core import EngineCore
-from headway.core.request import FinishReason, Objective
+from headway.core.request import FinishReason
 from headway.core.step_time import StepTimes
 from headway.engine.admit import admit, new_core_request
 from headway.engine.engine_loop import EngineLoop
 from headway.engine.generation import GenerationRequest, OutputDelta
 from headway.engine.output_processor import OutputProcessor
 from headway.engine.parts import EngineParts
+from headway.engine.service_levels import ServiceLevels
 from headway.errors import EngineError, EngineStopped, RequestFailed, RequestRefused
 from headway.observe.stats import EngineStats
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class AsyncEngine:
     """A running engine over one loaded model. ``max_waiting_requests`` bounds its queue.
 
-    With ``step_times`` it holds ``objective``: see ``EngineCore``.
+    ``levels`` are its classes and tenants. With ``step_times`` it holds their objectives: see ``EngineCore``.
     """
 
     def __init__(
@@ -35,17 +35,20 @@ class AsyncEngine:
         config: SchedulerConfig,
         max_waiting_requests: int | None = None,
         prefix_cache: bool = True,
-        objective: ObjectiveConfig | None = None,
+        levels: ServiceLevels | None = None,
         step_times: StepTimes | None = None,
     ) -> None:
-        self._objective = _objective(objective or ObjectiveConfig())
+        self._levels = levels or ServiceLevels()
         self.card = parts.card
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         self.generation_defaults = parts.generation_defaults
         self._eos_token_ids = parts.eos_token_ids
         self._vocab_size = parts.executor.info.vocab_size
-        self._engine = EngineLoop(EngineCore(parts.executor, config, max_waiting_requests, prefix_cache, step_times))
+        core = EngineCore(
+            parts.executor, config, max_waiting_requests, prefix_cache, step_times, self._levels.weights
+        )
+        self._engine = EngineLoop(core)
         self._engine.start()
         self._inbox: _Inbox | None = None
 
@@ -57,7 +60,7 @@ class AsyncEngine:
         """
         request = admit(request, self._vocab_size)
         core_request = new_core_request(request, self._eos_token_ids)
-        core_request.objective = self._objective
+        self._levels.apply(core_request, request.tenant, request.request_class)
         abort = partial(self._engine.abort, core_request.request_id)
         stream = Stream(core_request.request_id, OutputProcessor(request, self.tokenizer), abort)
         inbox = self._running_inbox()
@@ -87,10 +90,6 @@ class AsyncEngine:
         if self._inbox is None or self._inbox.event_loop is not event_loop:
             self._inbox = _Inbox(event_loop)
         return self._inbox
-
-
-def _objective(config: ObjectiveConfig) -> Objective:
-    return Objective(tpot_s=config.tpot_ms / 1e3 or math.inf)
 
 
 class Stream:

@@ -9,7 +9,8 @@ from headway.core.request import FinishReason, SamplingParams
 class GenerationRequest:
     """One sequence to generate. ``stop`` strings end the text and are left out of it unless ``include_stop``.
 
-    ``label`` is the client's name for it (shown, never used as a key).
+    ``label`` is the client's name for it (shown, never used as a key). ``tenant`` is who is charged for it, and
+    ``request_class`` how urgent it is: empty for the tenant's own.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -18,6 +19,8 @@ class GenerationRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     label: str = ""
+    tenant: str = ""
+    request_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

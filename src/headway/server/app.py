@@ -31,7 +31,7 @@ from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead,
 from headway.server.streaming import EventStream, events
 
 Endpoint = Callable[..., Awaitable[Response]]
-_LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Api:
@@ -50,14 +50,14 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         arrival = time.monotonic()
         body = await read_model(request, ChatRequest, self._config.limits)
-        job = await self._intake.chat_job(body, _label(request))
+        job = (await self._intake.chat_job(body, _label(request))).of(*_caller(request))
         reply = ChatReply(self._head("chatcmpl"), len(job.sequences), job.include_usage)
         return await self._answer(request, job, reply, arrival)
 
     async def completions(self, request: Request) -> Response:
         arrival = time.monotonic()
         body = await read_model(request, CompletionRequest, self._config.limits)
-        job = await self._intake.completion_job(body, _label(request))
+        job = (await self._intake.completion_job(body, _label(request))).of(*_caller(request))
         reply = CompletionReply(self._head("cmpl"), len(job.sequences), job.include_usage, job.n, job.echo)
         return await self._answer(request, job, reply, arrival)
 
@@ -172,12 +172,21 @@ def system_fingerprint(engine: ServedEngine) -> str:
 
 
 def _label(request: Request) -> str:
-    """The client's own name for its request, from ``X-Request-Id``; empty when it gave none."""
-    label = request.headers.get("x-request-id", "")
-    if label and not _LABEL.fullmatch(label):
-        message = "The X-Request-Id header may hold up to 128 letters, digits, dots, underscores and hyphens."
-        raise InvalidRequest(message, param="X-Request-Id")
-    return label
+    """The client's own name for its request; empty when it gave none."""
+    return _named(request, "X-Request-Id")
+
+
+def _caller(request: Request) -> tuple[str, str]:
+    """Tenant and class. Whoever reaches a server without keys, which is on loopback alone, is believed."""
+    return _named(request, "X-Headway-Tenant"), _named(request, "X-Headway-Class")
+
+
+def _named(request: Request, header: str) -> str:
+    name = request.headers.get(header, "")
+    if name and not _NAME.fullmatch(name):
+        message = f"The {header} header may hold up to 128 letters, digits, dots, underscores and hyphens."
+        raise InvalidRequest(message, param=header)
+    return name
 
 
 def _json(body: bytes | dict[str, Any], headers: dict[str, str] | None = None) -> Response:

@@ -32,6 +32,13 @@ class Job:
     echo: tuple[str, ...] = ()
 
 
+    def of(self, tenant: str, request_class: str) -> "Job":
+        return replace(
+            self,
+            sequences=tuple(replace(one, tenant=tenant, request_class=request_class) for one in self.sequences),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """Turns requests into jobs for one engine under one set of limits."""

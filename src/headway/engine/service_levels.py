@@ -1,0 +1,76 @@
+"""From the names of a request's tenant and class to what the core is told of it."""
+
+import math
+from collections.abc import Sequence
+
+from headway.config import ClassConfig, ObjectiveConfig, TenantConfig
+from headway.core.request import Objective, Request, RequestClass
+from headway.errors import ConfigError, InvalidRequest
+
+
+class ServiceLevels:
+    """The classes and tenants of the configuration. ``weights`` are the tenants'.
+
+    Tenants need no entry: others have weight 1 and the standard class. Raises ConfigError where the settings contradict
+    each other.
+    """
+
+    def __init__(
+        self,
+        objective: ObjectiveConfig | None = None,
+        classes: Sequence[ClassConfig] = (),
+        tenants: Sequence[TenantConfig] = (),
+    ) -> None:
+        _check_names("class", [own.name for own in classes])
+        _check_names("tenant", [tenant.name for tenant in tenants])
+        base = objective or ObjectiveConfig()
+        settings = {own.name: own for own in (*DEFAULT_CLASSES, *classes)}
+        self._classes = {name: RequestClass(name, own.priority, own.max_wait_s) for name, own in settings.items()}
+        self._objectives = {name: _objective(own, base) for name, own in settings.items()}
+        self._class_of_tenant = {tenant.name: tenant.request_class for tenant in tenants}
+        self.weights = {tenant.name: tenant.weight for tenant in tenants}
+        for tenant in tenants:
+            self._check(tenant)
+
+    def apply(self, request: Request, tenant: str, class_name: str) -> None:
+        """Sets what depends on the two names; ``class_name`` empty: the tenant's own. Tenants share no cached prefix.
+
+        Raises InvalidRequest for a class that is not there.
+        """
+        name = class_name or self._class_of_tenant.get(tenant, "standard")
+        if name not in self._classes:
+            message = f"The class {name[:40]!r} is not one of this server's: {', '.join(self._classes)}."
+            raise InvalidRequest(message, param="X-Headway-Class")
+        request.tenant = request.cache_salt = tenant
+        request.request_class = self._classes[name]
+        request.objective = self._objectives[name]
+
+    def _check(self, tenant: TenantConfig) -> None:
+        if tenant.weight <= 0:
+            raise ConfigError(f"tenant.weight of {tenant.name!r} must be above 0, not {tenant.weight}")
+        if tenant.request_class not in self._classes:
+            known = ", ".join(self._classes)
+            raise ConfigError(
+                f"tenant.class of {tenant.name!r} is {tenant.request_class!r}, but class.name has only {known}"
+            )
+
+
+# As a [[class]] of the same name in the configuration would say it.
+DEFAULT_CLASSES = (
+    ClassConfig("interactive", priority=0, max_wait_s=5.0),
+    ClassConfig("standard", priority=1, max_wait_s=30.0),
+    ClassConfig("background", priority=2, max_wait_s=300.0, tpot_ms=0.0),
+)
+
+
+def _objective(own: ClassConfig, base: ObjectiveConfig) -> Objective:
+    tpot_ms = base.tpot_ms if own.tpot_ms is None else own.tpot_ms
+    return Objective(tpot_s=tpot_ms / 1e3 or math.inf)
+
+
+def _check_names(table: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not name:
+            raise ConfigError(f"{table}.name is missing: every [[{table}]] needs one")
+        if names.count(name) > 1:
+            raise ConfigError(f"{table}.name {name!r} is there twice")
