@@ -312,6 +312,8 @@ class LinearStepTimes:
     step_s: float
     token_s: float
     observed: list[tuple[StepShape, float]] = field(default_factory=list)
+    mean_error: float = 0.0
+    mean_bias: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         return self.step_s + self.token_s * shape.num_tokens

@@ -5,7 +5,9 @@ import pytest
 from engines import REPORT
 
 from fake_engine import FakeEngine
-from headway.cli.serve import curl_line, print_start, server_url
+from fakes import LinearStepTimes
+from headway.cli.serve import curl_line, objective_fact, print_start, server_url
+from headway.config import ObjectiveConfig
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_the_curl_line_is_one_command_whatever_the_model_is_called(has_chat: boo
 
 
 def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.CaptureFixture[str]) -> None:
-    print_start(FakeEngine("my[bold]model").card, REPORT, "http://127.0.0.1:8000", True)
+    print_start(FakeEngine("my[bold]model").card, REPORT, "50 ms a token", "http://127.0.0.1:8000", True)
     text = capsys.readouterr().out
     for fact in ("my[bold]model", "Q8", "98.4 MB", "5.0 MB", "2048 blocks of 16 = 32768 tokens", "512 tokens"):
         assert fact in text
@@ -35,3 +37,11 @@ def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.
         assert fact in text
     assert any(line.startswith("curl ") for line in text.splitlines())
     assert all(line == line.rstrip() for line in text.splitlines())  # also where it goes into a file
+
+
+def test_an_objective_is_shown_beside_what_steps_take_and_one_that_cannot_be_held_is_said_so():
+    times = LinearStepTimes(step_s=0.010, token_s=0.001)
+    fact = objective_fact(ObjectiveConfig(tpot_ms=50.0), times, 64)
+    assert fact == "50 ms a token; a step takes 11.0 ms for one request, 74.0 ms for 64 (predicted)"
+    assert "cannot be held, at best 11.0 ms" in objective_fact(ObjectiveConfig(tpot_ms=5.0), times, 64)
+    assert objective_fact(ObjectiveConfig(tpot_ms=0.0), times, 64).startswith("none; ")

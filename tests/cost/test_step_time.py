@@ -15,16 +15,12 @@ def true_seconds(shape: StepShape) -> float:
     return sum(cost * value for cost, value in zip(TRUE_COSTS, features(shape), strict=True))
 
 
-def decodes(num_requests: int, context: int) -> StepShape:
-    return StepShape(num_requests, num_requests, num_requests, num_requests * context, num_requests * context)
-
-
 def prompt(start: int, num_tokens: int) -> StepShape:
     return StepShape().plus(start, num_tokens, True)
 
 
 PROBES = [
-    *(decodes(n, context) for n in (1, 4, 16, 64) for context in (16, 500)),
+    *(StepShape.of_decodes(n, context) for n in (1, 4, 16, 64) for context in (16, 500)),
     *(prompt(start, n) for start, n in ((0, 16), (0, 64), (1000, 64), (0, 256), (0, 512))),
 ]
 
@@ -72,13 +68,13 @@ def test_it_follows_a_machine_that_becomes_slower():
 
 def test_its_error_is_known_with_its_sign():
     model = fitted()
-    shape = decodes(8, 100)
+    shape = StepShape.of_decodes(8, 100)
     model.observe(shape, 2 * model.seconds(shape))
     assert (model.mean_error, model.mean_bias, model.num_observed) == (0.5, 0.5, 1)
 
 
 def test_one_wild_step_changes_little_and_none_spoils_the_model():
-    model, shape = fitted(), decodes(8, 100)
+    model, shape = fitted(), StepShape.of_decodes(8, 100)
     before = model.seconds(shape)
     model.observe(shape, 1000 * before)
     assert model.seconds(shape) < 1.1 * before
@@ -87,8 +83,8 @@ def test_one_wild_step_changes_little_and_none_spoils_the_model():
 
 
 def test_a_few_probes_are_enough_to_begin_with():
-    model = StepTimeModel.fitted([(decodes(1, 1), 0.2)])
-    assert model.seconds(decodes(1, 1)) == pytest.approx(0.2, rel=0.05)
+    model = StepTimeModel.fitted([(StepShape.of_decodes(1, 1), 0.2)])
+    assert model.seconds(StepShape.of_decodes(1, 1)) == pytest.approx(0.2, rel=0.05)
     assert model.seconds(prompt(0, 500)) > model.seconds(prompt(0, 1))
     with pytest.raises(ValueError, match="at least one"):
         StepTimeModel.fitted([])

@@ -27,7 +27,9 @@ def test_a_request_is_standard_unless_it_or_its_tenant_says_otherwise():
 
 
 def test_classes_have_their_own_objective_or_that_of_all():
-    levels = ServiceLevels(ObjectiveConfig(tpot_ms=80.0), [ClassConfig("nightly", 3, 60.0), ClassConfig("live", 0, 1, 20.0)])
+    levels = ServiceLevels(
+        ObjectiveConfig(tpot_ms=80.0), [ClassConfig("nightly", 3, 60.0), ClassConfig("live", 0, 1, 20.0)]
+    )
     assert applied(levels, "", "nightly").objective.tpot_s == 0.08
     assert applied(levels, "", "live").objective.tpot_s == 0.02
     assert applied(levels, "", "background").objective.tpot_s == math.inf

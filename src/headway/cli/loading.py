@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headway.cli.fetching import licence_question
 from headway.cli.terminal import TerminalProgress, messages
 from headway.config import Config
+from headway.core.step_time import StepTimes
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.build import build_engine
 from headway.engine.calibration import calibrated
@@ -19,6 +20,7 @@ from headway.engine.service_levels import ServiceLevels
 class Running:
     engine: AsyncEngine
     report: StartupReport
+    step_times: StepTimes
 
 
 def loaded_parts(config: Config) -> EngineParts:
@@ -35,6 +37,6 @@ def running_engine(config: Config) -> Iterator[Running]:
     step_times = calibrated(parts.executor)
     engine = AsyncEngine(parts, config.scheduler, limits.max_waiting_requests, prefix_cache, levels, step_times)
     try:
-        yield Running(engine, parts.report)
+        yield Running(engine, parts.report, step_times)
     finally:
         engine.stop()

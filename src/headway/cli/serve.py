@@ -8,7 +8,8 @@ from rich.text import Text
 
 from headway.cli.options import ENGINE_SETTINGS, SERVER_SETTINGS, configured
 from headway.cli.terminal import output
-from headway.config import Config
+from headway.config import Config, ObjectiveConfig
+from headway.core.step_time import StepShape, StepTimes
 from headway.engine.generation import ModelCard, StartupReport
 from headway.model.progress import format_bytes
 
@@ -26,7 +27,8 @@ def serve(*, config: Config) -> None:
         app = create_app(running.engine, config.server)
         listener.listen()  # whoever pastes the line below at once waits for the server instead of being refused
         url = server_url(listener.getsockname())
-        print_start(running.engine.card, running.report, url, running.engine.chat_template is not None)
+        objective = objective_fact(config.objective, running.step_times, config.scheduler.max_batch_rows)
+        print_start(running.engine.card, running.report, objective, url, running.engine.chat_template is not None)
         serve_app(app, listener, config.server)
 
 
@@ -35,14 +37,14 @@ def server_url(address: tuple[Any, ...]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def print_start(card: ModelCard, report: StartupReport, url: str, has_chat: bool) -> None:
+def print_start(card: ModelCard, report: StartupReport, objective: str, url: str, has_chat: bool) -> None:
     console = output()
-    for label, value in start_facts(card, report, url):
+    for label, value in start_facts(card, report, objective, url):
         console.print(Text.assemble((f"{label:<11}", "bold"), value), highlight=False, soft_wrap=True)
     console.print(curl_line(card.name, url, has_chat), highlight=False, markup=False, soft_wrap=True)
 
 
-def start_facts(card: ModelCard, report: StartupReport, url: str) -> list[tuple[str, str]]:
+def start_facts(card: ModelCard, report: StartupReport, objective: str, url: str) -> list[tuple[str, str]]:
     blocks = f"{report.num_blocks} blocks of {report.block_size} = {report.num_blocks * report.block_size} tokens"
     return [
         ("model", f"{card.name} ({card.family}, {card.num_parameters / 1e6:.0f}M parameters), {card.quantisation}"),
@@ -51,9 +53,21 @@ def start_facts(card: ModelCard, report: StartupReport, url: str) -> list[tuple[
         ("KV pool", f"{format_bytes(report.kv_bytes)} = {blocks}"),
         ("context", f"{report.max_context} tokens"),
         ("threads", threads_fact(report)),
+        ("objective", objective),
         ("ready in", f"{report.load_s:.1f} s"),
         ("URL", url),
     ]
+
+
+def objective_fact(objective: ObjectiveConfig, times: StepTimes, max_requests: int) -> str:
+    """What is asked, and what steps are predicted to take, at a context of 256 tokens."""
+    alone, full = (1e3 * times.seconds(StepShape.of_decodes(n, 256)) for n in (1, max_requests))
+    steps = f"a step takes {alone:.1f} ms for one request, {full:.1f} ms for {max_requests} (predicted)"
+    if not objective.tpot_ms:
+        return f"none; {steps}"
+    if alone > objective.tpot_ms:
+        return f"{objective.tpot_ms:g} ms a token cannot be held, at best {alone:.1f} ms: {steps}"
+    return f"{objective.tpot_ms:g} ms a token; {steps}"
 
 
 def threads_fact(report: StartupReport) -> str:

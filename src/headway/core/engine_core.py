@@ -62,7 +62,7 @@ class EngineCore:
         self._kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache)
         queue = make_queue(config.policy, tenant_weights or {})
         self._scheduler = Scheduler(config, info, self._kv, queue, step_times)
-        self._step_times = step_times
+        self.step_times = step_times
         self._num_in_flight = 0
 
     def add_request(self, request: Request, now: float) -> Admission:
@@ -101,9 +101,9 @@ class EngineCore:
     def finish_step(self, step: InFlightStep, result: StepResult, now: float) -> list[RequestOutput]:
         """Takes a step's result, in the order the steps began."""
         outputs = self._scheduler.update(step.batch, result, now)
-        if self._step_times is not None:  # a step that was alone took all the time there was, the scheduler's included
+        if self.step_times is not None:  # a step that was alone took all the time there was, the scheduler's included
             seconds = now - step.began if self._max_in_flight == 1 else result.seconds
-            self._step_times.observe(StepShape.of(step.batch.rows), seconds)
+            self.step_times.observe(StepShape.of(step.batch.rows), seconds)
         self._num_in_flight -= 1
         return outputs
 

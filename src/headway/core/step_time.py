@@ -22,6 +22,11 @@ class StepShape(NamedTuple):
             shape = shape.plus(row.start, row.num_tokens, row.samples)
         return shape
 
+    @classmethod
+    def of_decodes(cls, num_requests: int, context: int) -> "StepShape":
+        """A token for each of so many requests, the last of ``context`` each."""
+        return cls(num_requests, num_requests, num_requests, num_requests * context, num_requests * context)
+
     def plus(self, start: int, num_tokens: int, samples: bool) -> "StepShape":
         """With positions ``start .. start + num_tokens - 1`` of one more request."""
         end = start + num_tokens
@@ -35,7 +40,14 @@ class StepShape(NamedTuple):
 
 
 class StepTimes(Protocol):
-    """A model of step times that learns from those that are measured. Never falls when a field of the shape grows."""
+    """A model of step times that learns from those that are measured. Never falls when a field of the shape grows.
+
+    ``mean_error`` and ``mean_bias`` are of (measured - predicted) / measured over the last steps, without its sign and
+    with it.
+    """
+
+    mean_error: float
+    mean_bias: float
 
     def seconds(self, shape: StepShape) -> float: ...
 

@@ -28,7 +28,7 @@ class Tenants:
     least of the active ones: it gets its share from now on, not what it did not ask for meanwhile.
 
     The bound: for tenants of one class that always have requests waiting, services never differ by more than
-    ``rows * (prompt + 2 * output of the largest request) / weight`` of the one that has more. For when that one's latest
+    ``rows * (prompt + 2 * output of the largest request) / weight`` of the one that has more. For when that one's
     request began, it had the least; since then it can only have been given the rest of what it had begun, at most one
     request a row.
 

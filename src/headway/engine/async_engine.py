@@ -45,9 +45,7 @@ class AsyncEngine:
         self.generation_defaults = parts.generation_defaults
         self._eos_token_ids = parts.eos_token_ids
         self._vocab_size = parts.executor.info.vocab_size
-        core = EngineCore(
-            parts.executor, config, max_waiting_requests, prefix_cache, step_times, self._levels.weights
-        )
+        core = EngineCore(parts.executor, config, max_waiting_requests, prefix_cache, step_times, self._levels.weights)
         self._engine = EngineLoop(core)
         self._engine.start()
         self._inbox: _Inbox | None = None

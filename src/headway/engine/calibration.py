@@ -72,7 +72,9 @@ def _batch(info: ExecutorInfo, probe: Probe, name: str) -> ScheduledBatch:
     ids = [f"{name}-{number}" for number in range(probe.num_requests)]
     admitted = tuple(NewRequest(request_id, (0,) * end, end, sampling, frozenset()) for request_id in ids)
     rows = tuple(
-        ScheduledRow(request_id, probe.start, probe.num_tokens, tuple(range(i * num_blocks, (i + 1) * num_blocks)), True)
+        ScheduledRow(
+            request_id, probe.start, probe.num_tokens, tuple(range(i * num_blocks, (i + 1) * num_blocks)), True
+        )
         for i, request_id in enumerate(ids)
     )
     return ScheduledBatch(-1, (), admitted, rows)

@@ -212,7 +212,7 @@ class EngineLoop:
         self._when_idle.clear()
 
     def _take_stats(self) -> EngineStats:
-        core = self._core
+        core, times = self._core, self._core.step_times
         return EngineStats(
             num_steps=core.num_steps,
             num_running=core.num_running,
@@ -227,6 +227,8 @@ class EngineLoop:
             },
             queue_seconds=self._queue_seconds.snapshot(),
             step_seconds=self._step_seconds.snapshot(),
+            step_time_error=None if times is None else times.mean_error,
+            step_time_bias=None if times is None else times.mean_bias,
         )
 
 

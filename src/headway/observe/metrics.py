@@ -81,6 +81,10 @@ class _EngineCollector(Collector):
         yield self._family(CounterMetricFamily, "steps", "Engine steps.", stats.num_steps)
         yield self._by_label(CounterMetricFamily, "requests_finished", "Sequences ended.", "reason", stats.finished)
         yield self._by_label(GaugeMetricFamily, "kv_blocks", "KV blocks.", "state", stats.kv_blocks)
+        if stats.step_time_error is not None and stats.step_time_bias is not None:
+            error, bias = "Of the last steps' predicted time.", "The same with its sign: above 0 for slower steps."
+            yield self._family(GaugeMetricFamily, "step_time_relative_error", error, stats.step_time_error)
+            yield self._family(GaugeMetricFamily, "step_time_relative_bias", bias, stats.step_time_bias)
         if stats.queue_seconds is not None:
             yield self._histogram("queue_seconds", "From admission to the first step.", stats.queue_seconds)
         if stats.step_seconds is not None:

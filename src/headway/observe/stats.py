@@ -17,7 +17,9 @@ class EngineStats:
 
     ``num_steps`` only grows; a live engine that has work advances it. ``fault`` says why the engine has stopped, if it
     has. ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free). ``queue_seconds`` are from
-    admission to the first step, ``step_seconds`` what the device spent on a step.
+    admission to the first step, ``step_seconds`` what the device spent on a step. ``step_time_error`` and
+    ``step_time_bias`` are the mean of (measured - predicted) / measured over the last steps, without its sign and with
+    it; None where no step is predicted.
     """
 
     num_steps: int = 0
@@ -29,4 +31,6 @@ class EngineStats:
     kv_blocks: Mapping[str, int] = field(default_factory=dict)
     queue_seconds: HistogramCounts | None = None
     step_seconds: HistogramCounts | None = None
+    step_time_error: float | None = None
+    step_time_bias: float | None = None
     fault: str | None = None

@@ -31,7 +31,6 @@ class Job:
     include_usage: bool
     echo: tuple[str, ...] = ()
 
-
     def of(self, tenant: str, request_class: str) -> "Job":
         return replace(
             self,
