@@ -2,10 +2,10 @@
 
     python benchmarks/long_prompt.py [MODEL] [--rounds 3] [--streams 16] [--prompt 4000]
 
-Three arms in turns: prompts take whole steps, as without an objective; prompts are cut so that each stream has its next
 Three arms in turns: prompts take whole steps, as without an objective; prompts are cut so that each stream has its
 next token within twice the step without the prompt (the objective is measured, then set); and the prompt alone. Prints
 a line for each arm and writes benchmarks/results/long-prompt-MODEL.json.
+"""
 
 import argparse
 import json

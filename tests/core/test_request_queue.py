@@ -76,7 +76,7 @@ def test_within_a_class_the_tenant_with_the_least_service_is_next():
     order = []
     while (request := queue.peek(0.0)) is not None:
         queue.remove(request)
-        queue.charge(request, 10, is_prefill=True)
+        queue.charge(request.tenant, 10)
         order.append(request.request_id)
     assert order == ["x0", "y0", "y1", "x1", "y2", "x2"]
 
@@ -121,9 +121,9 @@ def test_a_victim_is_of_the_lowest_class_of_the_tenant_with_most_service_and_the
     queue = fair_queue(*requests)
     for request in requests:
         queue.remove(request)
-    queue.charge(requests[2], 100, is_prefill=True)
+    queue.charge(requests[2].tenant, 100)
     assert queue.victim(requests).request_id == "d"
-    queue.charge(requests[0], 200, is_prefill=True)
+    queue.charge(requests[0].tenant, 200)
     assert queue.victim(requests).request_id == "e"
     assert queue.victim(requests[:1]).request_id == "a"
 

@@ -45,7 +45,6 @@ def test_a_late_step_computes_the_floor_of_one_prompt_and_begins_no_other():
     budget.take(prompt, 4, samples=False)
     assert not budget.has_prefill_room
     assert budget.tokens_for(make_request("q", 400), 400) == 0
-    assert budget.tokens_for(decoding(), 1) == 1
 
 
 def test_where_the_decodes_alone_are_too_slow_a_prompt_may_double_the_step():
@@ -60,14 +59,11 @@ def test_several_prompts_share_the_time():
     assert budget.tokens_for(make_request("q", 400), 400) == 59
 
 
-def test_a_request_that_decodes_gets_its_token_however_large_the_prompts_before_it():
+def test_tokens_are_kept_back_for_those_who_decode():
     budget, prompt = budget_beside([decoding(tpot_s=float("inf"))] * 2, max_tokens=8), make_request("p", 50)
     assert budget.tokens_for(prompt, 50) == 6
     budget.take(prompt, 6, samples=False)
-    for _ in range(2):
-        assert budget.tokens_for(decoding(), 1) == 1
-        budget.take(decoding(), 1, samples=True)
-    assert budget.tokens_left == 0
+    assert not budget.has_prefill_room
 
 
 @pytest.mark.parametrize("gap", [0.2, 0.9])

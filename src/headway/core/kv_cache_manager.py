@@ -15,6 +15,9 @@ class Grant(NamedTuple):
     num_cached_tokens: int = 0
 
 
+_NOTHING = Grant(())
+
+
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """One stay of a request in the pool. After a preemption it gets another, and steps still in flight belong to this.
@@ -91,16 +94,18 @@ class KVCacheManager:
         table = self._tables.get(request.request_id)
         if table is None:
             return self._open_table(request, num_tokens, headroom)
+        if num_tokens <= len(table.block_ids) * self.block_size:
+            return _NOTHING
         block_ids = self._take_missing(table, num_tokens, self._pool.num_available - headroom)
         return None if block_ids is None else Grant(block_ids)
 
     def confirm(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """The first ``num_tokens`` tokens of this table are computed: its full blocks among them may be shared."""
-        if not self.prefix_cache or self._tables.get(request.request_id) is not table:
-            return  # the request has ended, or lost these blocks
         num_full = num_tokens // self.block_size
-        if num_full <= table.num_named:
+        if num_full <= table.num_named or not self.prefix_cache:
             return
+        if self._tables.get(request.request_id) is not table:
+            return  # the request has ended, or lost these blocks
         self._work_out_keys(request, table, num_full)
         for index in range(table.num_named, num_full):
             self._pool.name(table.block_ids[index], table.keys[index])

@@ -40,8 +40,8 @@ class RequestQueue(ABC):
         """A request has ended, wherever it was."""
 
     @abstractmethod
-    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
-        """So many tokens are computed for it, for the first time."""
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """So many weighted tokens are computed for it, for the first time."""
 
     @abstractmethod
     def victim(self, running: Sequence[Request]) -> Request:
@@ -88,7 +88,7 @@ class FirstComeFirstServed(RequestQueue):
         if not was_running:
             self.remove(request)
 
-    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
+    def charge(self, tenant: str, num_tokens: int) -> None:
         """Nobody is owed anything."""
 
     def victim(self, running: Sequence[Request]) -> Request:
@@ -148,8 +148,8 @@ class FairShare(RequestQueue):
             self._take_out(request)
         self.tenants.leave(request.tenant, was_running)
 
-    def charge(self, request: Request, num_tokens: int, is_prefill: bool) -> None:
-        self.tenants.charge(request.tenant, num_tokens, is_prefill)
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        self.tenants.charge(tenant, num_tokens)
 
     def victim(self, running: Sequence[Request]) -> Request:
         """Of the lowest class and its tenant with the most service, the latest: it has the least work to lose, and a

@@ -22,6 +22,7 @@ from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.request_queue import RequestQueue
 from headway.core.step_budget import StepBudget
 from headway.core.step_time import StepTimes
+from headway.core.tenants import DECODE_WEIGHT, PREFILL_WEIGHT
 from headway.errors import ConfigError
 
 
@@ -161,13 +162,20 @@ class Scheduler:
         wanted = [_num_wanted_tokens(request) for request in self._running]
         if max(wanted, default=0) > 1 or (len(self._queue) and len(wanted) < self._max_running):
             step.budget.keep_back((self._running[i] for i, count in enumerate(wanted) if count == 1), now)
+        charges: dict[str, int] = {}
         for request, count in zip(tuple(self._running), wanted, strict=True):
-            num_tokens = step.budget.tokens_for(request, count)
+            num_tokens = step.budget.tokens_for(request, count) if count > 1 else count
             if not num_tokens or request.status is not RequestStatus.RUNNING:
                 continue
             new_block_ids = self._allocate_or_preempt(request, num_tokens)
-            if new_block_ids is not None:
-                self._add_row(step, request, num_tokens, new_block_ids)
+            if new_block_ids is None:
+                continue
+            if count > 1:
+                step.budget.take(request, num_tokens, num_tokens == count)
+            charge = self._add_row(step, request, num_tokens, num_tokens == count, new_block_ids)
+            charges[request.tenant] = charges.get(request.tenant, 0) + charge
+        for tenant, charge in charges.items():
+            self._queue.charge(tenant, charge)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
         """Takes blocks from others until there are enough; None when one of them was ``request``.
@@ -215,16 +223,28 @@ class Scheduler:
             if request.num_preemptions == 0:
                 request.num_cached_tokens = request.num_charged_tokens = grant.num_cached_tokens
             step.admit(request)
-            num_tokens = step.budget.tokens_for(request, _num_wanted_tokens(request))
-            self._add_row(step, request, num_tokens, grant.block_ids)
+            wanted = _num_wanted_tokens(request)
+            num_tokens = step.budget.tokens_for(request, wanted)
+            step.budget.take(request, num_tokens, num_tokens == wanted)
+            charge = self._add_row(step, request, num_tokens, num_tokens == wanted, grant.block_ids)
+            self._queue.charge(request.tenant, charge)
 
-    def _add_row(self, step: "_StepPlan", request: Request, num_tokens: int, new_block_ids: tuple[int, ...]) -> None:
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-        step.add_row(request, num_tokens, new_block_ids, self._kv.table(request))
-        if end > request.num_charged_tokens:
-            is_prefill = start < request.num_prompt_tokens
-            self._queue.charge(request, end - max(start, request.num_charged_tokens), is_prefill)
-            request.num_charged_tokens = end
+    def _add_row(
+        self, step: "_StepPlan", request: Request, num_tokens: int, samples: bool, new_block_ids: tuple[int, ...]
+    ) -> int:
+        """Promises ``num_tokens`` more, and the next token if they reach the last one there is (``samples``). Returns
+        what is to be charged for them: nothing for what was computed, or found, before."""
+        start = request.num_computed_tokens
+        step.rows.append(ScheduledRow(request.request_id, start, num_tokens, new_block_ids, samples))
+        step.tables.append(self._kv.table(request))
+        request.num_computed_tokens = end = start + num_tokens
+        request.num_pending_tokens += samples
+        charged = request.num_charged_tokens
+        if end <= charged:
+            return 0
+        request.num_charged_tokens = end
+        weight = PREFILL_WEIGHT if start < len(request.prompt_token_ids) else DECODE_WEIGHT
+        return weight * (end - max(start, charged))
 
     def _confirm(self, batch: ScheduledBatch) -> list[BlockTable]:
         if batch.step_id != self._num_updates or batch.step_id >= self._num_steps:
@@ -241,8 +261,8 @@ class Scheduler:
         logprobs = () if token.logprobs is None else (token.logprobs,)
         reason = _finish_reason(request, token.token_id)
         if reason is None:
-            cached = request.num_cached_tokens
-            return RequestOutput(request.request_id, (token.token_id,), logprobs, num_cached_tokens=cached)
+            ids = (token.token_id,)
+            return RequestOutput(request.request_id, ids, logprobs, None, None, None, request.num_cached_tokens)
         if reason is FinishReason.STOP:
             request.stop_token_id = token.token_id
         return self._finish(request, reason, now, (token.token_id,), logprobs)
@@ -290,16 +310,6 @@ class _StepPlan:
         )
         self.admitted.append(new)
 
-    def add_row(self, request: Request, num_tokens: int, new_block_ids: tuple[int, ...], table: BlockTable) -> None:
-        """Promises ``num_tokens`` more, and the next token if they reach the last one there is."""
-        start = request.num_computed_tokens
-        samples = start + num_tokens == request.num_tokens
-        self.rows.append(ScheduledRow(request.request_id, start, num_tokens, new_block_ids, samples))
-        self.tables.append(table)
-        self.budget.take(request, num_tokens, samples)
-        request.num_computed_tokens += num_tokens
-        request.num_pending_tokens += samples
-
 
 def _priority(request: Request) -> int:
     return request.request_class.priority
@@ -307,9 +317,10 @@ def _priority(request: Request) -> int:
 
 def _num_wanted_tokens(request: Request) -> int:
     """How far computed is behind; 0 once every token it may have is made or promised."""
-    if len(request.output_token_ids) + request.num_pending_tokens >= request.max_tokens:
+    num_output = len(request.output_token_ids) + request.num_pending_tokens
+    if num_output >= request.max_tokens:
         return 0
-    return request.num_tokens - request.num_computed_tokens
+    return len(request.prompt_token_ids) + num_output - request.num_computed_tokens
 
 
 def _finish_reason(request: Request, token_id: int) -> FinishReason | None:

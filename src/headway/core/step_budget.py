@@ -8,9 +8,9 @@ from headway.core.step_time import StepShape, StepTimes
 
 
 class StepBudget:
-    """What is left of a step while it is being filled.
+    """What is left for prefill of a step that is being filled.
 
-    A request that decodes always gets its token: tokens are kept back for all of them. Prefill gets what is left, and,
+    A request that decodes always gets its token: they are kept back for all of them. Prefill gets what is left, and,
     where step times can be predicted, no more than lets every request that decodes have its next token when it is due
     (``Request.next_token_due_s``):
 
@@ -25,7 +25,6 @@ class StepBudget:
         self.tokens_left = max_tokens
         self._min_prefill_tokens = min_prefill_tokens
         self._times = times
-        self._num_kept_back = 0
         self._has_prefill = False
         self._limit_s = math.inf
         self._shape = StepShape()  # of the decodes and the prefill taken so far
@@ -34,7 +33,7 @@ class StepBudget:
         """Reserves a token for each of these requests, and finds how long the step may take for them."""
         due_s = tpot_s = math.inf
         for request in decoding:
-            self._num_kept_back += 1
+            self.tokens_left -= 1
             if self._times is not None:
                 due_s = min(due_s, request.next_token_due_s)
                 tpot_s = min(tpot_s, request.objective.tpot_s)
@@ -47,28 +46,23 @@ class StepBudget:
     @property
     def has_prefill_room(self) -> bool:
         """Whether another request may begin in this step. The first prefill may always."""
-        if self.tokens_left <= self._num_kept_back:
+        if self.tokens_left <= 0:
             return False
         return self._limit_s == math.inf or not self._has_prefill or self._ends_in_time(0, 1)
 
     def tokens_for(self, request: Request, wanted: int) -> int:
         """How many of its ``wanted`` tokens the request may compute in this step: at least one if there is room."""
-        if wanted <= 1:
-            return min(wanted, self.tokens_left)
         if not self.has_prefill_room:
             return 0
-        most = min(wanted, self.tokens_left - self._num_kept_back)
+        most = min(wanted, self.tokens_left)
         if self._limit_s == math.inf:
             return most
         least = 1 if self._has_prefill else min(most, self._min_prefill_tokens)
         return self._most_in_time(request.num_computed_tokens, least, most)
 
     def take(self, request: Request, num_tokens: int, samples: bool) -> None:
-        """``num_tokens`` more of the step are the request's; before they count as computed."""
+        """``num_tokens`` more of the step are the request's prefill; before they count as computed."""
         self.tokens_left -= num_tokens
-        if num_tokens == 1 and samples and self._num_kept_back:
-            self._num_kept_back -= 1
-            return
         self._has_prefill = True
         if self._limit_s != math.inf:
             self._shape = self._shape.plus(request.num_computed_tokens, num_tokens, samples)

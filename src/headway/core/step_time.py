@@ -17,10 +17,16 @@ class StepShape(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[ScheduledRow]) -> "StepShape":
-        shape = cls()
-        for row in rows:
-            shape = shape.plus(row.start, row.num_tokens, row.samples)
-        return shape
+        """In one pass, without a shape for each row: this is done after every step."""
+        num_tokens = num_requests = num_samples = num_attended = num_context = 0
+        for _, start, count, _, samples in rows:
+            end = start + count
+            num_tokens += count
+            num_requests += 1
+            num_samples += samples
+            num_attended += end if count == 1 else (end * (end + 1) - start * (start + 1)) // 2
+            num_context += end
+        return cls(num_tokens, num_requests, num_samples, num_attended, num_context)
 
     @classmethod
     def of_decodes(cls, num_requests: int, context: int) -> "StepShape":

@@ -28,7 +28,7 @@ class Tenants:
     least of the active ones: it gets its share from now on, not what it did not ask for meanwhile.
 
     The bound: for tenants of one class that always have requests waiting, services never differ by more than
-    ``rows * (prompt + 2 * output of the largest request) / weight`` of the one that has more. For when that one's
+    ``rows * (prompt + 2 * output of the largest request) / weight`` of the one that has more. When that one's latest
     request began, it had the least; since then it can only have been given the rest of what it had begun, at most one
     request a row.
 
@@ -83,11 +83,11 @@ class Tenants:
         if not account.is_active:
             self._forget_old()
 
-    def charge(self, tenant: str, num_tokens: int, is_prefill: bool) -> None:
-        """Tokens computed for the tenant. What is found cached is free, and what is computed again after a preemption
-        has been paid."""
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Weighted tokens computed for the tenant. What is found cached is free, and what is computed again after a
+        preemption has been paid."""
         account = self._accounts[tenant]
-        account.service += num_tokens * (PREFILL_WEIGHT if is_prefill else DECODE_WEIGHT) / account.weight
+        account.service += num_tokens / account.weight
 
     def least_served(self, tenants: Iterable[str]) -> str:
         """Of several, the first where they are equal."""
