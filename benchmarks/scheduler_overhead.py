@@ -3,8 +3,8 @@
     python benchmarks/scheduler_overhead.py [--steps N]
 
 Prints the median and the 90th percentile for 1, 16 and 64 running requests, and for 64 beside 500 that wait, of 20
-tenants, with step times predicted and learned. Blocks are allocated as in a real run: each request needs a new one every
-``BLOCK_SIZE`` steps.
+tenants, with step times predicted and learned. Blocks are allocated as in a real run: each request needs a new one
+every ``BLOCK_SIZE`` steps.
 """
 
 import argparse

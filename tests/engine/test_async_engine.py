@@ -327,3 +327,16 @@ def test_seeds_differ_unless_given():
     run(scenario, executor)
     first, second, third = (new.sampling.seed for batch in executor.batches for new in batch.admitted)
     assert None is not first != second and third == 7
+
+
+def test_a_class_that_is_not_there_is_refused_and_tenants_do_not_share_a_prefix():
+    async def scenario(engine: AsyncEngine) -> None:
+        with pytest.raises(InvalidRequest, match="interactive, standard, background"):
+            await engine.submit(request("hi", request_class="urgent"))
+        cached = {}
+        for tenant in ("a", "a", "b"):
+            deltas = await collect(await engine.submit(request("a prompt of some length", tenant=tenant)))
+            cached.setdefault(tenant, []).append(deltas[-1].usage.cached_tokens)
+        assert cached["a"][0] == 0 and cached["a"][1] > 0 and cached["b"] == [0]
+
+    run(scenario)

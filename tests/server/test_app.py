@@ -267,6 +267,18 @@ def test_bad_request_id(client: httpx.Client) -> None:
         assert error_of(client.post(CHAT, json=body_for(CHAT), headers={"X-Request-Id": label}), 400)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_request_says_whose_it_is_and_how_urgent(engine: FakeEngine, client: httpx.Client, path: str) -> None:
+    headers = {"X-Headway-Tenant": "shop", "X-Headway-Class": "interactive"}
+    assert client.post(path, json=body_for(path, n=2), headers=headers).status_code == 200
+    assert {(r.tenant, r.request_class) for r in engine.requests[-2:]} == {("shop", "interactive")}
+    assert client.post(path, json=body_for(path)).status_code == 200
+    assert (engine.requests[-1].tenant, engine.requests[-1].request_class) == ("", "")
+    for header in headers:
+        error = error_of(client.post(path, json=body_for(path), headers={header: "a b"}), 400)
+        assert error["param"] == header
+
+
 def test_models(client: httpx.Client) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert client.get("/v1/models/fake").json() == model
