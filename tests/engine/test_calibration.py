@@ -17,6 +17,7 @@ class Machine:
 
     info: ExecutorInfo
     now: float = 0.0
+    slow_until: float = 0.0
     live: set[str] = field(default_factory=set)
     shapes: list[StepShape] = field(default_factory=list)
 
@@ -24,6 +25,8 @@ class Machine:
         self.live -= set(batch.released)
         self.live |= {new.request_id for new in batch.admitted}
         self.seconds = 1 + 0.01 * batch.num_tokens if batch.rows else 0.0
+        if self.now < self.slow_until:
+            self.seconds *= 3
         self.now += self.seconds
         if batch.rows:
             self._check(batch)
@@ -62,5 +65,15 @@ def test_probes_fit_the_executor_and_are_forgotten(info):
 
 def test_a_slow_machine_is_known_from_fewer_probes():
     machine = Machine(make_info(num_blocks=1024, block_size=16, max_batch_tokens=512, max_batch_rows=64))
-    calibrated(machine, budget_s=1.0, clock=lambda: machine.now)
-    assert len(machine.shapes) == 2  # one probe, twice
+    calibrated(machine, budget_s=0.5, clock=lambda: machine.now)
+    assert len(machine.shapes) == 1
+
+
+def test_the_fastest_run_of_each_probe_counts():
+    """The first seconds are disturbed: everything takes three times as long."""
+    machine = Machine(
+        make_info(num_blocks=1024, block_size=16, max_batch_tokens=512, max_batch_rows=64), slow_until=30.0
+    )
+    model = calibrated(machine, budget_s=100.0, clock=lambda: machine.now)
+    for shape in machine.shapes:
+        assert model.seconds(shape) == pytest.approx(1 + 0.01 * shape.num_tokens, rel=0.1)

@@ -31,9 +31,9 @@ def loaded_parts(config: Config) -> EngineParts:
 @contextmanager
 def running_engine(config: Config) -> Iterator[Running]:
     """Loads the model and starts the engine; stops it at the end of the block."""
+    levels = ServiceLevels(config.objective, config.classes, config.tenants)  # what is wrong with them needs no model
     parts = loaded_parts(config)
     limits, prefix_cache = config.server.limits, config.cache.prefix_cache
-    levels = ServiceLevels(config.objective, config.classes, config.tenants)
     step_times = calibrated(parts.executor)
     engine = AsyncEngine(parts, config.scheduler, limits.max_waiting_requests, prefix_cache, levels, step_times)
     try:

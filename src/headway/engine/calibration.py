@@ -1,7 +1,9 @@
 """A first model of step times: a few steps are run before anyone waits for one."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import NamedTuple
 
 from headway.core.batch import NewRequest, ScheduledBatch, ScheduledRow
@@ -9,8 +11,6 @@ from headway.core.executor import Executor, ExecutorInfo
 from headway.core.request import SamplingParams
 from headway.core.step_time import StepShape
 from headway.cost.step_time import StepTimeModel
-
-TIMES_EACH = 2  # the first touches memory for the first time
 
 
 class Probe(NamedTuple):
@@ -22,20 +22,22 @@ class Probe(NamedTuple):
 
 
 def calibrated(
-    executor: Executor, budget_s: float = 1.0, clock: Callable[[], float] = time.perf_counter
+    executor: Executor, budget_s: float = 0.4, clock: Callable[[], float] = time.perf_counter
 ) -> StepTimeModel:
-    """Runs probes, cheap ones first, until ``budget_s`` is used up; a slow model is known from fewer.
+    """Runs probes, cheap ones first, over and over until ``budget_s`` is used up; a slow model is known from fewer.
 
-    For an executor that nothing has used yet: probes write to the pool without asking whose blocks they are, and read
-    from it whatever is there. RuntimeError when a probe fails.
+    The fastest run of each counts: what disturbs a step, such as memory that is used for the first time or the rest of
+    the start-up, only ever makes it longer. For an executor that nothing has used yet: probes write to the pool without
+    asking whose blocks they are, and read from it whatever is there. RuntimeError when a probe fails.
     """
-    measured: list[tuple[StepShape, float]] = []
+    fastest: dict[StepShape, float] = {}
     began = clock()
-    for number, probe in enumerate(_probes(executor.info)):
-        if measured and clock() - began > budget_s:
-            break
-        measured.append(_measure(executor, probe, f"probe-{number}"))
-    return StepTimeModel.fitted(measured)
+    for number, probe in enumerate(cycle(_probes(executor.info))):
+        if fastest and clock() - began > budget_s:
+            return StepTimeModel.fitted(list(fastest.items()))
+        shape, seconds = _measure(executor, probe, f"probe-{number}")
+        fastest[shape] = min(seconds, fastest.get(shape, math.inf))
+    raise ValueError("no probe fits this executor")
 
 
 def _probes(info: ExecutorInfo) -> Iterator[Probe]:
@@ -55,12 +57,8 @@ def _probes(info: ExecutorInfo) -> Iterator[Probe]:
 
 
 def _measure(executor: Executor, probe: Probe, name: str) -> tuple[StepShape, float]:
-    """The fastest of a few runs: what disturbs a step only ever makes it longer."""
     batch = _batch(executor.info, probe, name)
     seconds = executor.submit(batch).result().seconds
-    for _ in range(TIMES_EACH - 1):
-        again = ScheduledBatch(batch.step_id, (), (), _without_blocks(batch.rows))
-        seconds = min(seconds, executor.submit(again).result().seconds)
     released = tuple(row.request_id for row in batch.rows)
     executor.submit(ScheduledBatch(batch.step_id, released, (), ())).result()
     return StepShape.of(batch.rows), seconds
@@ -78,10 +76,6 @@ def _batch(info: ExecutorInfo, probe: Probe, name: str) -> ScheduledBatch:
         for i, request_id in enumerate(ids)
     )
     return ScheduledBatch(-1, (), admitted, rows)
-
-
-def _without_blocks(rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-    return tuple(row._replace(new_block_ids=()) for row in rows)
 
 
 def _num_blocks(probe: Probe, info: ExecutorInfo) -> int:
