@@ -20,7 +20,7 @@ from headway.engine.service_levels import ServiceLevels
 class Running:
     engine: AsyncEngine
     report: StartupReport
-    step_times: StepTimes
+    step_times: StepTimes | None
 
 
 def loaded_parts(config: Config) -> EngineParts:
@@ -29,12 +29,15 @@ def loaded_parts(config: Config) -> EngineParts:
 
 
 @contextmanager
-def running_engine(config: Config) -> Iterator[Running]:
-    """Loads the model and starts the engine; stops it at the end of the block."""
+def running_engine(config: Config, holds_objective: bool = False) -> Iterator[Running]:
+    """Loads the model and starts the engine; stops it at the end of the block.
+
+    ``holds_objective`` where several share it: step times are then measured first, which takes a moment.
+    """
     levels = ServiceLevels(config.objective, config.classes, config.tenants)  # what is wrong with them needs no model
     parts = loaded_parts(config)
     limits, prefix_cache = config.server.limits, config.cache.prefix_cache
-    step_times = calibrated(parts.executor)
+    step_times = calibrated(parts.executor) if holds_objective else None
     engine = AsyncEngine(parts, config.scheduler, limits.max_waiting_requests, prefix_cache, levels, step_times)
     try:
         yield Running(engine, parts.report, step_times)

@@ -23,10 +23,11 @@ def serve(*, config: Config) -> None:
     from headway.server.serve import serve as serve_app
 
     listener = bind(config.server)
-    with running_engine(config) as running:
+    with running_engine(config, holds_objective=True) as running:
         app = create_app(running.engine, config.server)
         listener.listen()  # whoever pastes the line below at once waits for the server instead of being refused
         url = server_url(listener.getsockname())
+        assert running.step_times is not None
         objective = objective_fact(config.objective, running.step_times, config.scheduler.max_batch_rows)
         print_start(running.engine.card, running.report, objective, url, running.engine.chat_template is not None)
         serve_app(app, listener, config.server)
