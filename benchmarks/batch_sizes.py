@@ -9,11 +9,11 @@ each round. Prints the drops beyond that and writes benchmarks/results/batch-siz
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from rich.progress import track
 
+from comparison.command_line import recorded_command
 from headway.bench.offline import OfflineEngine, Work
 from headway.bench.report import machine
 from headway.config import load_config
@@ -52,7 +52,7 @@ def main() -> None:
     falls = drops(median)
     print("falls of more than 10 %:", {b: f"{d:.0%}" for b, d in falls.items() if d > MOST_DROP} or "none")
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": recorded_command(),
         "machine": machine(),
         "kernels": loaded.backend.isa,
         "threads": loaded.backend.threads,

@@ -10,7 +10,6 @@ no cost of their own left. Prints a table and writes benchmarks/results/format-q
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from comparison.command_line import recorded_command
 from headway import _native
 from headway.bench.report import machine
 from headway.config import Config, ModelConfig, RuntimeConfig
@@ -94,7 +94,7 @@ def main() -> None:
     args = parser.parse_args()
     found = measure(Model(args.model), args.isa.split(","))
     Console().print(table(found))
-    result: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "divergence": found}
+    result: dict[str, Any] = {"command": recorded_command(), "machine": machine(), "divergence": found}
     (RESULTS / f"format-quality-{Path(args.model).stem}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+from comparison.command_line import recorded_command
 from headway.bench.report import machine
 from headway.config import Config, load_config
 from headway.core.batch import ScheduledBatch
@@ -148,7 +148,7 @@ def main() -> None:
     error, bias = engine.step_times.mean_error, engine.step_times.mean_bias
     print(f"step times: mean error {error:.1%}, bias {bias:+.1%}, over the last steps")
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": recorded_command(),
         "machine": machine(),
         "step_time_error": {"mean": error, "bias": bias},
         "rounds": measured,

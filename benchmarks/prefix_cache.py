@@ -13,12 +13,12 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from comparison.command_line import recorded_command
 from headway import LLM, SamplingParams
 from headway.bench.report import machine
 from headway.config import Config
@@ -120,7 +120,7 @@ def main() -> None:
             engine.close()
     for name, measured in works.items():
         print(summary(name, measured))
-    result = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "works": works}
+    result = {"command": recorded_command(), "machine": machine(), "works": works}
     (RESULTS / f"prefix-cache-{Path(args.model).stem}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

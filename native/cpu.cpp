@@ -42,7 +42,8 @@ std::vector<const Kernels*> usable() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") && may_use_amx()) found.push_back(&amx::kernels);
+    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni") && __builtin_cpu_supports("avx512bf16") && may_use_amx())
+      found.push_back(&amx::kernels);
     found.push_back(&avx512::kernels);
   }
   if (has_avx2) found.push_back(&avx2::kernels);

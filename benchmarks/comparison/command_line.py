@@ -39,7 +39,7 @@ def named_python(text: str) -> tuple[str, Path]:
 
 def facts(model: ComparedModel, threads: int) -> dict[str, Any]:
     return {
-        "command": " ".join(["python", *without_folders(sys.argv)]),
+        "command": recorded_command(),
         "model": {
             "name": model.name,
             "format": model.format,
@@ -49,6 +49,11 @@ def facts(model: ComparedModel, threads: int) -> dict[str, Any]:
         "machine": machine(),
         "threads": threads,
     }
+
+
+def recorded_command() -> str:
+    """What this script was started with, for its record."""
+    return " ".join(["python", *without_folders(sys.argv)])
 
 
 def without_folders(arguments: Iterable[str]) -> list[str]:

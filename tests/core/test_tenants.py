@@ -1,7 +1,5 @@
 """Accounts of service: who is owed, who comes back, who is forgotten."""
 
-import pytest
-
 from headway.core.tenants import Tenants
 
 
@@ -19,7 +17,7 @@ def test_who_comes_back_is_lifted_to_the_least_active():
     tenants = Tenants()
     for tenant in "abc":
         tenants.enter(tenant)
-    tenants.leave("c", was_running=False)
+    tenants.leave("c")
     for tenant, tokens in (("a", 100), ("b", 60)):
         tenants.charge(tenant, tokens)
     tenants.enter("c")
@@ -33,7 +31,7 @@ def test_a_pause_does_not_pay_a_debt():
     tenants.enter("a")
     tenants.enter("b")
     tenants.charge("a", 100)
-    tenants.leave("a", was_running=False)
+    tenants.leave("a")
     tenants.enter("a")
     assert (tenants.service("a"), tenants.service("b")) == (100, 0)
 
@@ -43,23 +41,20 @@ def test_old_accounts_are_forgotten():
     for number in range(1000):
         tenants.enter(f"visitor {number}")
         tenants.charge(f"visitor {number}", 5)
-        tenants.leave(f"visitor {number}", was_running=False)
+        tenants.leave(f"visitor {number}")
     assert len(tenants) == 0
     tenants.enter("a")
     tenants.charge("a", 10)
     tenants.enter("b")
-    tenants.start("b")
-    tenants.leave("b", was_running=True)
+    tenants.leave("b")
     assert (len(tenants), tenants.service("b")) == (1, 0)  # b had as little as the least, which is what it would get
 
 
-@pytest.mark.parametrize("was_running", [False, True])
-def test_a_request_that_is_preempted_is_counted_where_it_is(was_running):
+def test_an_account_is_kept_until_the_last_of_its_requests_has_ended():
     tenants = Tenants()
-    tenants.enter("a")
-    tenants.start("a")
-    tenants.come_back("a")
-    if was_running:
-        tenants.start("a")
-    tenants.leave("a", was_running)
+    for _ in range(2):
+        tenants.enter("a")
+    tenants.leave("a")
+    assert len(tenants) == 1
+    tenants.leave("a")
     assert len(tenants) == 0

@@ -126,7 +126,6 @@ class FairShare(RequestQueue):
         self._num_waiting += 1
 
     def add_preempted(self, request: Request) -> None:
-        self.tenants.come_back(request.tenant)
         self._preempted[request.request_id] = request
 
     def peek(self, now: float) -> Request | None:
@@ -141,12 +140,11 @@ class FairShare(RequestQueue):
         if request.request_id not in self._preempted:
             self._classes[request.request_class].served_s = self._now
         self._take_out(request)
-        self.tenants.start(request.tenant)
 
     def leave(self, request: Request, was_running: bool) -> None:
         if not was_running:
             self._take_out(request)
-        self.tenants.leave(request.tenant, was_running)
+        self.tenants.leave(request.tenant)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         self.tenants.charge(tenant, num_tokens)

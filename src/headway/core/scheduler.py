@@ -180,8 +180,8 @@ class Scheduler:
     def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
         """Takes blocks from others until there are enough; None when one of them was ``request``.
 
-        Victims are the request itself or come after it in the list, where no request has a row in this step yet. The
-        first of the list always gets its blocks: admission made sure that the whole pool is enough for it.
+        Victims are the request itself or come after it in the list, where no request has a row in this step yet. All
+        others go on with what a victim gave up, and one that is left alone always fits: admission made sure of that.
         """
         num_tokens += request.num_computed_tokens
         while (grant := self._kv.allocate(request, num_tokens)) is None:

@@ -13,12 +13,11 @@ class Account:
 
     weight: float
     service: float = 0.0
-    num_waiting: int = 0
-    num_running: int = 0
+    num_unfinished: int = 0  # of its requests, waiting and running
 
     @property
     def is_active(self) -> bool:
-        return self.num_waiting + self.num_running > 0
+        return self.num_unfinished > 0
 
 
 class Tenants:
@@ -54,32 +53,18 @@ class Tenants:
         return 0.0 if found is None else found.service
 
     def enter(self, tenant: str) -> None:
-        """A request of the tenant begins to wait."""
+        """A request of the tenant has come."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
         if not account.is_active:
             account.service = max(account.service, self._least_active())
-        account.num_waiting += 1
+        account.num_unfinished += 1
 
-    def start(self, tenant: str) -> None:
-        """A request of the tenant goes from waiting to running."""
+    def leave(self, tenant: str) -> None:
+        """A request of the tenant has ended."""
         account = self._accounts[tenant]
-        account.num_waiting -= 1
-        account.num_running += 1
-
-    def come_back(self, tenant: str) -> None:
-        """A request of the tenant was preempted."""
-        account = self._accounts[tenant]
-        account.num_running -= 1
-        account.num_waiting += 1
-
-    def leave(self, tenant: str, was_running: bool) -> None:
-        account = self._accounts[tenant]
-        if was_running:
-            account.num_running -= 1
-        else:
-            account.num_waiting -= 1
+        account.num_unfinished -= 1
         if not account.is_active:
             self._forget_old()
 

@@ -28,7 +28,7 @@ def calibrated(
 
     The fastest run of each counts: what disturbs a step, such as memory that is used for the first time or the rest of
     the start-up, only ever makes it longer. For an executor that nothing has used yet: probes write to the pool without
-    asking whose blocks they are, and read from it whatever is there. RuntimeError when a probe fails.
+    asking whose blocks they are, and read from it whatever is there. Raises what a probe raises.
     """
     fastest: dict[StepShape, float] = {}
     began = clock()

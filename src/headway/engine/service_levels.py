@@ -58,7 +58,7 @@ class ServiceLevels:
 # As a [[class]] of the same name in the configuration would say it.
 DEFAULT_CLASSES = (
     ClassConfig("interactive", priority=0, max_wait_s=5.0),
-    ClassConfig("standard", priority=1, max_wait_s=30.0),
+    ClassConfig("standard"),
     ClassConfig("background", priority=2, max_wait_s=300.0, tpot_ms=0.0),
 )
 
