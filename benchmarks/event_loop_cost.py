@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import __version__
-from headway.config import SchedulerConfig, ServerConfig
+from headway.config import EngineConfig, SchedulerConfig, ServerConfig
 from headway.core.batch import SampledToken, ScheduledBatch, StepResult
 from headway.core.executor import ExecutorInfo
 from headway.engine.async_engine import AsyncEngine
@@ -98,7 +98,7 @@ def parts(device: SleepingDevice) -> EngineParts:
 @contextmanager
 def serving(device: SleepingDevice) -> Iterator[tuple[int, dict[str, threading.Thread]]]:
     """The port, and the two threads to be measured."""
-    engine = AsyncEngine(parts(device), SchedulerConfig(max_batch_rows=device.info.max_batch_rows))
+    engine = AsyncEngine(parts(device), EngineConfig(SchedulerConfig(max_batch_rows=device.info.max_batch_rows)))
     config = ServerConfig(port=0)
     listener, app = bind(config), create_app(engine, config)
     listener.listen(device.info.max_batch_rows)

@@ -21,7 +21,7 @@ from typing import Any
 
 from comparison.command_line import recorded_command
 from headway.bench.report import machine
-from headway.config import Config, load_config
+from headway.config import Config, EngineConfig, load_config
 from headway.core.batch import ScheduledBatch
 from headway.core.engine_core import EngineCore
 from headway.core.request import Objective, Request, SamplingParams
@@ -70,7 +70,7 @@ class Engine:
         self._rng = random.Random(0)
 
     def run(self, num_streams: int, prompt_tokens: int, tpot_s: float, step_times: StepTimes | None) -> dict[str, Any]:
-        core = EngineCore(self._executor, self._config.scheduler, prefix_cache=False, step_times=step_times)
+        core = EngineCore(self._executor, EngineConfig(self._config.scheduler, prefix_cache=False), step_times)
         run, objective = Run(), Objective(tpot_s)
         for _ in range(num_streams):
             self._add(core, run, STREAM_PROMPT, STREAM_OUTPUT, objective)

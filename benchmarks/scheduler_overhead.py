@@ -12,7 +12,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, SchedulerConfig
 from headway.core.batch import SampledToken, ScheduledBatch, StepResult
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.executor import ExecutorInfo
@@ -54,8 +54,8 @@ def step_seconds(num_requests: int, num_steps: int, num_waiting: int = 0, num_te
     step_times = StepTimeModel([1e-3] * NUM_FEATURES) if num_waiting else None
     core = EngineCore(
         NullExecutor(_info(num_requests, max_tokens), sampled),
-        SchedulerConfig(max_batch_rows=num_requests, policy="fair" if num_tenants > 1 else "fcfs"),
-        step_times=step_times,
+        EngineConfig(SchedulerConfig(max_batch_rows=num_requests, policy="fair" if num_tenants > 1 else "fcfs")),
+        step_times,
     )
     for index, request_id in enumerate(request_ids):
         sampling = SamplingParams(max_tokens=max_tokens, seed=0)

@@ -158,4 +158,4 @@ class FakeEngine:
 def refusal(
     reason: RefusalReason, setting: str, limit: int, message: str, retry_after_s: float | None = None
 ) -> Refusal:
-    return Refusal(reason, setting, limit, message, 600, 38, 10, 32, retry_after_s)
+    return Refusal(reason, setting, limit, message, 600, 38, 10, 32, retry_after_s=retry_after_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, SchedulerConfig
 from headway.core.admission import Admission
 from headway.core.batch import (
     NewRequest,
@@ -257,10 +257,11 @@ class Answer:
 
 
 class CoreDriver:
-    """The driver loop of ``EngineCore``, one step at a time, on a clock that counts steps."""
+    """The driver loop of ``EngineCore``, one step at a time, on a clock that counts steps, or that ``times`` moves."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, times: StepTimes | None = None) -> None:
         self.core = core
+        self._times = times
         self.now = 0.0
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[InFlightStep] = deque()
@@ -284,7 +285,7 @@ class CoreDriver:
 
     def finish(self) -> list[RequestOutput]:
         step = self.in_flight.popleft()
-        self.now += 1.0
+        self.now += 1.0 if self._times is None else self._times.seconds(StepShape.of(step.batch.rows))
         try:
             outputs = self.core.finish_step(step, step.handle.result(), self.now)
         except RuntimeError as error:
@@ -326,13 +327,12 @@ def make_driver(
     info: ExecutorInfo | None = None,
     config: SchedulerConfig | None = None,
     errors: dict[str, int] | None = None,
-    max_waiting_requests: int | None = None,
-    prefix_cache: bool = True,
     step_times: StepTimes | None = None,
-    tenant_weights: dict[str, float] | None = None,
+    clock: StepTimes | None = None,
+    **settings: Any,
 ) -> tuple[CoreDriver, FakeExecutor]:
+    """``clock`` says how long steps take; without, each takes 1. ``settings`` are of ``EngineConfig``."""
     executor = FakeExecutor(info or make_info(), errors)
-    core = EngineCore(
-        executor, config or SchedulerConfig(), max_waiting_requests, prefix_cache, step_times, tenant_weights
-    )
-    return CoreDriver(core), executor
+    settings.setdefault("scheduler", config or SchedulerConfig())
+    core = EngineCore(executor, EngineConfig(**settings), step_times)
+    return CoreDriver(core, clock), executor

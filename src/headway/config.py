@@ -27,7 +27,17 @@ class SchedulerConfig:
 class ObjectiveConfig:
     """What every request asks of time, in milliseconds. 0: nothing."""
 
+    ttft_ms: float = 500.0  # from arrival to the first token
     tpot_ms: float = 50.0  # for each token after the first
+    deadlines: str = "shadow"  # on: what is predicted to miss its deadline is refused; shadow: only counted; off
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """How much of the KV pool is kept for what runs to grow into, when another request might begin."""
+
+    reserve: str = "predicted"  # predicted: from each tenant's answers; all: its max_tokens; none: a block each
+    watermark: float = 0.01  # of the pool, beyond that
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +47,22 @@ class ClassConfig:
     name: str = ""
     priority: int = 1  # 0 goes first
     max_wait_s: float = 30.0  # the longest that it is passed over for higher ones
+    ttft_ms: float | None = None  # None: ``objective.ttft_ms``
     tpot_ms: float | None = None  # None: ``objective.tpot_ms``
+    deadline_ms: float = 0.0  # the first token is of no use later than this after arrival; 0: always of use
 
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """A ``[[tenant]]``: what requests that name it get."""
+    """A ``[[tenant]]``: what requests that name it get. ``*`` is every tenant without an entry. Limits: 0 is none."""
 
     name: str = ""
     weight: float = 1.0  # its share beside other tenants of the same class
     request_class: str = field(default="standard", metadata={"key": "class"})
+    max_requests: int = 0  # that have not ended
+    max_tokens_in_flight: int = 0  # prompts and expected answers of these
+    max_tokens_per_minute: int = 0  # prompts and answers
+    max_kv_share: float = 1.0  # of the KV pool, for its requests that run
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +105,7 @@ class LimitsConfig:
     max_body_bytes: int = 8 << 20  # a million tokens of text fit
     max_messages: int = 4096
     max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 0  # in the prompts of waiting requests; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +131,41 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the engine's core decides by, put together from the parts above. 0: no limit."""
+
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    prefix_cache: bool = True
+    deadlines: str = "shadow"
+    max_waiting_requests: int = 0
+    max_waiting_tokens: int = 0
+    tenants: tuple[TenantConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     classes: tuple[ClassConfig, ...] = field(default=(), metadata={"key": "class"})
     tenants: tuple[TenantConfig, ...] = field(default=(), metadata={"key": "tenant"})
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+
+    def for_engine(self) -> EngineConfig:
+        limits = self.server.limits
+        return EngineConfig(
+            scheduler=self.scheduler,
+            memory=self.memory,
+            prefix_cache=self.cache.prefix_cache,
+            deadlines=self.objective.deadlines,
+            max_waiting_requests=limits.max_waiting_requests,
+            max_waiting_tokens=limits.max_waiting_tokens,
+            tenants=self.tenants,
+        )
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:

@@ -110,7 +110,7 @@ def test_an_executor_that_cannot_start_a_step_fails_that_step_alone():
             if request_id in self.sequences:
                 super()._release(request_id)
 
-    driver = CoreDriver(EngineCore(Faulty(make_info()), SchedulerConfig()))
+    driver = CoreDriver(EngineCore(Faulty(make_info())))
     driver.add(make_request("a"))
     driver.begin()
     driver.add(make_request("b"))

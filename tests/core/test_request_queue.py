@@ -1,7 +1,9 @@
+import random
+
 import pytest
 
 from fakes import make_request
-from headway.core.request import Request, RequestClass
+from headway.core.request import Objective, Request, RequestClass
 from headway.core.request_queue import FairShare, FirstComeFirstServed, RequestQueue
 
 
@@ -140,3 +142,103 @@ def test_nothing_is_left_of_requests_that_ended_wherever_they_were():
     queue.leave(preempted, was_running=False)
     queue.leave(queue.peek(0.0), was_running=False)
     assert (len(queue), queue.peek(0.0), len(queue.tenants)) == (0, None, 0)
+
+
+def timed(name: str, prefill_s: float, ttft_s: float = 10.0, arrival_s: float = 0.0, tenant: str = "") -> Request:
+    request = of(name, tenant, RequestClass("standard", 1, max_wait_s=30.0), arrival_s)
+    request.prefill_s, request.objective = prefill_s, Objective(ttft_s=ttft_s)
+    return request
+
+
+def test_of_a_tenant_whoever_must_begin_first_for_its_first_token_to_be_in_time_is_next():
+    queue = fair_queue(timed("short", 1.0), timed("long", 8.0), timed("soon", 1.0, ttft_s=2.0), timed("never", 9, 1e9))
+    assert drain(queue) == ["soon", "long", "short", "never"]
+
+
+def test_those_for_whom_it_is_too_late_come_last_by_arrival_until_they_have_waited_too_long():
+    late, later, in_time = timed("late", 1.0), timed("later", 5.0, arrival_s=1.0), timed("new", 1.0, arrival_s=14.0)
+    assert drain(fair_queue(late, later, in_time), now=15.0) == ["new", "late", "later"]
+    assert drain(fair_queue(late, later, timed("new", 1.0, arrival_s=25.0)), now=30.5) == ["late", "new", "later"]
+
+
+def test_the_longest_cached_prefix_goes_first_as_long_as_the_most_urgent_can_wait_for_it():
+    def queue() -> FairShare:
+        cached = {"b": 32, "c": 64}
+        queue = FairShare(num_cached=lambda request: cached.get(request.request_id, 0))
+        for number, request in enumerate((timed("a", 2.2), timed("b", 2.1), timed("c", 2.0))):
+            request.number = number
+            queue.add(request)
+        return queue
+
+    assert drain(queue(), now=0.0) == ["c", "b", "a"]
+    assert drain(queue(), now=7.0) == ["a", "b", "c"], "a must begin by 7.8"
+
+
+def test_tenants_that_have_their_share_of_the_pool_are_passed_over():
+    queue = fair_queue(of("a", "one"), of("b", "two"), of("c", "three", BACKGROUND))
+    for full, name in (((), "a"), (("one",), "b"), (("one", "two"), "c")):
+        found = queue.peek(0.0, full)
+        assert found is not None and found.request_id == name
+    assert queue.peek(0.0, ("one", "two", "three")) is None
+
+
+def test_what_is_left_of_prefills_is_ordered_by_class_and_by_when_it_must_go_on():
+    queue = fair_queue()
+    half_done, whole = timed("half", 8.0), timed("whole", 6.0)
+    half_done.num_computed_tokens = 3  # of 5: it can wait longer
+    first = of("first", "", INTERACTIVE)
+    assert queue.prefill_order([half_done, whole, first], 0.0) == [first, whole, half_done]
+
+
+def test_a_newcomer_goes_before_a_begun_prefill_if_it_is_more_urgent_and_its_tenant_has_not_had_more():
+    begun, newcomer = timed("long", 8.0, tenant="a"), timed("short", 1.0, ttft_s=2.5, tenant="b")
+    queue = fair_queue(begun, newcomer)
+    assert queue.goes_first(newcomer, begun, 0.0)
+    assert not queue.goes_first(timed("idle", 1.0, ttft_s=60.0, tenant="b"), begun, 0.0)
+    assert queue.goes_first(of("high", "b", INTERACTIVE), begun, 0.0)
+    assert not queue.goes_first(of("low", "b", BACKGROUND), begun, 0.0)
+    queue.charge("b", 100)
+    assert not queue.goes_first(newcomer, begun, 0.0), "b has had more"
+
+
+def test_nobody_goes_before_a_prefill_that_has_waited_too_long_or_was_let_in_again():
+    begun, newcomer = timed("long", 8.0), of("high", "", INTERACTIVE)
+    queue = fair_queue(begun, newcomer)
+    assert not queue.goes_first(newcomer, begun, 30.0)
+    begun.num_preemptions = 1
+    assert not queue.goes_first(newcomer, begun, 0.0)
+
+
+def order_of(queue: RequestQueue, request: Request, now: float = 0.0) -> list[str]:
+    return [other.request_id for other in queue.ahead_of(request, now)]
+
+
+def test_those_ahead_of_a_request_are_those_that_would_be_taken_before_it():
+    """Played out: the queue is drained with the newcomer in it, every request charged as the forecast takes it."""
+    rng = random.Random(5)
+    for seed in range(200):
+        requests = [timed(f"r{i}", rng.random(), rng.choice([1.0, 5.0]), tenant=rng.choice("abc")) for i in range(12)]
+        newcomer = requests.pop()
+        newcomer.number = len(requests)
+        queue = fair_queue(*requests, weights={"a": 2.0})
+        predicted = order_of(queue, newcomer, 1.0)
+        queue.add(newcomer)
+        played = []
+        while (request := queue.peek(1.0)) is not newcomer:
+            queue.remove(request)
+            queue.charge(request.tenant, 3 * request.num_prompt_tokens)
+            played.append(request.request_id)
+        assert predicted == played, f"seed {seed}"
+
+
+def test_all_of_a_higher_class_and_all_that_were_preempted_are_ahead():
+    queue = fair_queue(of("low", "", BACKGROUND), of("high", "other", INTERACTIVE))
+    queue.add_preempted(of("back"))
+    assert order_of(queue, of("new")) == ["back", "high"]
+
+
+def test_first_come_first_served_puts_everyone_ahead():
+    queue = FirstComeFirstServed()
+    for name in "ab":
+        queue.add(make_request(name))
+    assert order_of(queue, make_request("c")) == ["a", "b"]

@@ -3,12 +3,13 @@
 import pytest
 
 from fakes import expected_tokens, fake_token, make_driver, make_info, make_request
-from headway.config import SchedulerConfig
+from headway.config import MemoryConfig, SchedulerConfig
 from headway.core.batch import SampledToken, ScheduledBatch, StepResult
 from headway.core.request import FinishReason, RequestStatus
 from headway.errors import ConfigError
 
 VOCAB = 1000
+NO_RESERVE = MemoryConfig(reserve="none", watermark=0.0)
 
 
 def rows(batch: ScheduledBatch) -> list[tuple[str, int, int, bool]]:
@@ -123,8 +124,10 @@ class TestStopRules:
 
 
 class TestPreemption:
+    """Where nothing is reserved, memory runs short sooner."""
+
     def test_the_latest_arrived_is_the_victim_and_the_text_is_whole(self):
-        driver, _ = make_driver(make_info(num_blocks=6, block_size=2))
+        driver, _ = make_driver(make_info(num_blocks=6, block_size=2), memory=NO_RESERVE)
         requests = [make_request(name, num_prompt_tokens=3, max_tokens=8) for name in "abc"]
         for request in requests:
             driver.add(request)
@@ -135,7 +138,7 @@ class TestPreemption:
             assert answers[request.request_id].token_ids == expected_tokens(request, VOCAB)[0]
 
     def test_the_preempted_keep_their_rank(self):
-        driver, executor = make_driver(make_info(num_blocks=9, block_size=2))
+        driver, executor = make_driver(make_info(num_blocks=9, block_size=2), memory=NO_RESERVE)
         for name in "abcd":
             driver.add(make_request(name, num_prompt_tokens=3, max_tokens=10))
         while driver.begin():
@@ -146,7 +149,9 @@ class TestPreemption:
         assert driver.core.num_preemptions > 1
 
     def test_two_prompts_of_60_percent_of_the_pool_both_end(self):
-        driver, _ = make_driver(make_info(num_blocks=10, block_size=4, max_batch_tokens=8), prefix_cache=False)
+        driver, _ = make_driver(
+            make_info(num_blocks=10, block_size=4, max_batch_tokens=8), prefix_cache=False, memory=NO_RESERVE
+        )
         for name in "ab":
             driver.add(make_request(name, num_prompt_tokens=24, max_tokens=10))
         answers = driver.run(max_steps=100)
@@ -154,7 +159,7 @@ class TestPreemption:
         assert driver.core.num_preemptions == 0, "the second waits: it is never half admitted"
 
     def test_nobody_is_preempted_to_let_a_newcomer_in(self):
-        driver, _ = make_driver(make_info(num_blocks=4, block_size=4))
+        driver, _ = make_driver(make_info(num_blocks=4, block_size=4), memory=NO_RESERVE)
         driver.add(make_request("a", num_prompt_tokens=8, max_tokens=4))
         driver.begin()
         driver.finish()
@@ -163,14 +168,14 @@ class TestPreemption:
         assert driver.core.num_preemptions == 0
 
     def test_a_newcomer_leaves_a_block_for_each_that_runs(self):
-        driver, executor = make_driver(make_info(num_blocks=4, block_size=4))
+        driver, executor = make_driver(make_info(num_blocks=4, block_size=4), memory=NO_RESERVE)
         driver.add(make_request("a", num_prompt_tokens=7, max_tokens=8))
         driver.add(make_request("b", num_prompt_tokens=7, max_tokens=8))
         driver.begin()
         assert rows(executor.batches[0]) == [("a", 0, 7, True)]
 
     def test_nobody_is_preempted_and_admitted_in_one_step(self):
-        driver, executor = make_driver(make_info(num_blocks=7, block_size=2))
+        driver, executor = make_driver(make_info(num_blocks=7, block_size=2), memory=NO_RESERVE)
         for name in "abcde":
             driver.add(make_request(name, num_prompt_tokens=3, max_tokens=9))
         driver.run()
@@ -179,7 +184,7 @@ class TestPreemption:
             assert not set(batch.released).intersection(new.request_id for new in batch.admitted)
 
     def test_the_oldest_gains_a_token_in_every_step(self):
-        driver, _ = make_driver(make_info(num_blocks=7, block_size=1, max_batch_rows=6))
+        driver, _ = make_driver(make_info(num_blocks=7, block_size=1, max_batch_rows=6), memory=NO_RESERVE)
         names = [f"r{index}" for index in range(6)]
         for name in names:
             driver.add(make_request(name, num_prompt_tokens=1, max_tokens=6))
@@ -191,7 +196,7 @@ class TestPreemption:
     @pytest.mark.parametrize("max_in_flight", [2, 3])
     def test_tokens_in_flight_at_preemption_are_neither_lost_nor_doubled(self, max_in_flight):
         info = make_info(num_blocks=6, block_size=2)
-        driver, _ = make_driver(info, SchedulerConfig(max_in_flight=max_in_flight))
+        driver, _ = make_driver(info, SchedulerConfig(max_in_flight=max_in_flight), memory=NO_RESERVE)
         requests = [make_request(name, num_prompt_tokens=3, max_tokens=8) for name in "abc"]
         for request in requests:
             driver.add(request)
@@ -300,8 +305,8 @@ def test_a_step_must_have_room(config):
 
 
 def test_status_follows_the_life_of_a_request():
-    driver, _ = make_driver(make_info(num_blocks=3, block_size=2))
-    a, b = make_request("a", 1, max_tokens=5), make_request("b", 1, max_tokens=5)
+    driver, _ = make_driver(make_info(num_blocks=4, block_size=2), memory=NO_RESERVE)
+    a, b = make_request("a", 1, max_tokens=7), make_request("b", 1, max_tokens=7)
     driver.add(a)
     driver.add(b)
     assert b.status is RequestStatus.WAITING

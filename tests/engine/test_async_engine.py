@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes import WAIT_S, FakeExecutor, Gate, pause
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, SchedulerConfig
 from headway.core.admission import RefusalReason
 from headway.core.request import FinishReason, SamplingParams
 from headway.engine.async_engine import AsyncEngine, Stream
@@ -25,13 +25,15 @@ def run(
     scenario: Scenario,
     executor: FakeExecutor | None = None,
     config: SchedulerConfig | None = None,
-    max_waiting_requests: int | None = None,
+    max_waiting_requests: int = 0,
 ) -> AsyncEngine:
     """Runs the scenario on an engine that echoes prompts, then checks that nothing was left behind."""
     parts = make_parts(executor or echo_executor())
 
     async def main() -> AsyncEngine:
-        engine = AsyncEngine(parts, config or SchedulerConfig(), max_waiting_requests)
+        engine = AsyncEngine(
+            parts, EngineConfig(config or SchedulerConfig(), max_waiting_requests=max_waiting_requests)
+        )
         try:
             await asyncio.wait_for(scenario(engine), WAIT_S)
             assert await engine.drain(WAIT_S)
@@ -110,7 +112,7 @@ def test_streams_that_come_and_go_at_random_leave_nothing_behind(seed):
 
 
 def test_the_same_engine_serves_one_event_loop_after_another():
-    engine = AsyncEngine(make_parts(echo_executor()), SchedulerConfig())
+    engine = AsyncEngine(make_parts(echo_executor()))
 
     async def ask(text: str) -> str:
         return text_of(await collect(await engine.submit(request(text))))
@@ -252,7 +254,7 @@ class TestLeaving:
 
 def test_an_event_loop_that_ends_takes_its_requests_along(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
-    engine = AsyncEngine(make_parts(echo_executor(gate)), SchedulerConfig())
+    engine = AsyncEngine(make_parts(echo_executor(gate)))
 
     async def leave_unread() -> None:
         await engine.submit(request("a long answer", sampling={"ignore_eos": True, "max_tokens": 200}))
@@ -308,7 +310,7 @@ def test_text_that_cannot_be_made_fails_its_request_alone(monkeypatch, caplog):
 
 def test_stopping_is_an_error_for_whoever_is_not_done():
     async def main() -> None:
-        engine = AsyncEngine(make_parts(echo_executor(pause, num_blocks=600)), SchedulerConfig())
+        engine = AsyncEngine(make_parts(echo_executor(pause, num_blocks=600)))
         stream = await engine.submit(request("x", sampling=ENDLESS))
         await asyncio.to_thread(engine.stop)
         with pytest.raises(EngineStopped, match="shut down"):

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from fakes import WAIT_S, FakeExecutor, Gate, expected_tokens, make_info, make_request, pause
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, SchedulerConfig
 from headway.core.engine_core import EngineCore
 from headway.core.request import FinishReason, Request
 from headway.engine.engine_loop import MAX_FAILED_STEPS, EngineLoop
@@ -32,7 +32,7 @@ class Listener:
 
 @contextmanager
 def running(executor: FakeExecutor | None = None, **config) -> Iterator[EngineLoop]:
-    loop = EngineLoop(EngineCore(executor or FakeExecutor(make_info()), SchedulerConfig(**config)))
+    loop = EngineLoop(EngineCore(executor or FakeExecutor(make_info()), EngineConfig(SchedulerConfig(**config))))
     loop.start()
     try:
         yield loop

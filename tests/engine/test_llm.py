@@ -1,7 +1,6 @@
 import pytest
 
 from fakes import WAIT_S, FakeExecutor, pause
-from headway.config import SchedulerConfig
 from headway.core.request import FinishReason, SamplingParams
 from headway.engine import llm as llm_module
 from headway.engine.llm import LLM
@@ -16,7 +15,7 @@ def executor() -> FakeExecutor:
 
 @pytest.fixture
 def llm(executor):
-    with LLM.from_parts(make_parts(executor), SchedulerConfig()) as llm:
+    with LLM.from_parts(make_parts(executor)) as llm:
         yield llm
 
 
@@ -43,7 +42,7 @@ def test_an_answer_has_its_ids_usage_and_end(llm):
 
 @pytest.mark.parametrize("stop", ["two", ["two"]])
 def test_stop_strings_end_the_text_and_the_work(stop):
-    with LLM.from_parts(make_parts(echo_executor(pause, num_blocks=600)), SchedulerConfig()) as llm:
+    with LLM.from_parts(make_parts(echo_executor(pause, num_blocks=600))) as llm:
         (answer,) = llm.generate("one two three", SamplingParams(ignore_eos=True, max_tokens=2000), stop=stop)
         assert (answer.text, answer.stop_reason) == ("one ", "two")
         assert llm._engine.drain(WAIT_S)
@@ -52,7 +51,7 @@ def test_stop_strings_end_the_text_and_the_work(stop):
 
 def test_sampling_is_one_for_all_or_one_each_or_the_models_own(executor):
     parts = make_parts(executor, {"temperature": 0.25, "top_k": 7})
-    with LLM.from_parts(parts, SchedulerConfig()) as llm:
+    with LLM.from_parts(parts) as llm:
         assert [len(a.token_ids) for a in llm.generate(["abc", "def"], SamplingParams(max_tokens=2))] == [2, 2]
         each = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=3)]
         assert [len(a.token_ids) for a in llm.generate(["abc", "def"], each)] == [1, 3]
@@ -74,7 +73,7 @@ def test_a_model_without_a_template_says_so(executor):
     parts = make_parts(executor)
     object.__setattr__(parts, "chat_template", None)
     with (
-        LLM.from_parts(parts, SchedulerConfig()) as llm,
+        LLM.from_parts(parts) as llm,
         pytest.raises(InvalidRequest, match="echo has no chat template"),
     ):
         llm.chat([{"role": "user", "content": "hello"}])

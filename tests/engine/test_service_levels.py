@@ -6,14 +6,15 @@ import pytest
 
 from fakes import make_request
 from headway.config import ClassConfig, ObjectiveConfig, TenantConfig
-from headway.core.request import Request
+from headway.core.request import Objective, Request
+from headway.engine.generation import GenerationRequest
 from headway.engine.service_levels import ServiceLevels
 from headway.errors import ConfigError, InvalidRequest
 
 
-def applied(levels: ServiceLevels, tenant: str = "", class_name: str = "") -> Request:
+def applied(levels: ServiceLevels, tenant: str = "", class_name: str = "", **objectives: float) -> Request:
     request = make_request("a")
-    levels.apply(request, tenant, class_name)
+    levels.apply(request, GenerationRequest((1,), tenant=tenant, request_class=class_name, **objectives))
     return request
 
 
@@ -23,17 +24,30 @@ def test_a_request_is_standard_unless_it_or_its_tenant_says_otherwise():
     assert applied(levels, "shop").request_class.name == "interactive"
     assert applied(levels, "shop", "background").request_class.name == "background"
     assert applied(levels, "stranger").request_class.name == "standard"
-    assert levels.weights == {"shop": 4.0}
 
 
 def test_classes_have_their_own_objective_or_that_of_all():
     levels = ServiceLevels(
-        ObjectiveConfig(tpot_ms=80.0), [ClassConfig("nightly", 3, 60.0), ClassConfig("live", 0, 1, 20.0)]
+        ObjectiveConfig(tpot_ms=80.0), [ClassConfig("nightly", 3, 60.0), ClassConfig("live", 0, 1, tpot_ms=20.0)]
     )
     assert applied(levels, "", "nightly").objective.tpot_s == 0.08
     assert applied(levels, "", "live").objective.tpot_s == 0.02
     assert applied(levels, "", "background").objective.tpot_s == math.inf
     assert applied(ServiceLevels(ObjectiveConfig(tpot_ms=0.0))).objective.tpot_s == math.inf
+    assert applied(levels).objective == Objective(tpot_s=0.08, ttft_s=0.5, deadline_s=math.inf)
+    limited = ServiceLevels(classes=[ClassConfig("standard", ttft_ms=100.0, deadline_ms=3000.0)])
+    assert applied(limited).objective == Objective(tpot_s=0.05, ttft_s=0.1, deadline_s=3.0)
+
+
+def test_a_request_may_bring_objectives_of_its_own():
+    own = applied(ServiceLevels(), ttft_ms=200.0, deadline_ms=800.0)
+    assert own.objective == Objective(tpot_s=0.05, ttft_s=0.2, deadline_s=0.8)
+
+
+def test_a_star_is_the_class_of_tenants_without_an_entry():
+    levels = ServiceLevels(tenants=[TenantConfig("*", request_class="background"), TenantConfig("shop")])
+    assert applied(levels, "stranger").request_class.name == "background"
+    assert applied(levels, "shop").request_class.name == "standard"
 
 
 def test_a_class_of_the_configuration_replaces_the_one_that_is_there():

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headway.config import SchedulerConfig, ServerConfig
+from headway.config import EngineConfig, ServerConfig
 from headway.engine.async_engine import AsyncEngine
 from live_server import LiveServer, eventually, live_server
 from text_fakes import EOS, FakeTokenizer, echo_executor, make_parts
@@ -31,14 +31,15 @@ class Tokenizer(FakeTokenizer):
 @contextmanager
 def served(
     before_step: Callable[[], object] = lambda: None,
-    max_waiting: int | None = None,
+    max_waiting: int = 0,
     failing_steps: Container[int] = (),
+    **info: int,
 ) -> Iterator[LiveServer]:
-    executor = echo_executor(before_step)
+    executor = echo_executor(before_step, **info)
     executor.failing_steps = failing_steps
     parts = make_parts(executor)
     object.__setattr__(parts, "tokenizer", Tokenizer())
-    engine = AsyncEngine(parts, SchedulerConfig(), max_waiting)
+    engine = AsyncEngine(parts, EngineConfig(max_waiting_requests=max_waiting))
     try:
         with live_server(ServerConfig(port=0), engine) as server:
             yield server
@@ -113,10 +114,9 @@ def test_refusals_carry_the_engines_numbers(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_is_temporary() -> None:
-    steps = threading.Semaphore(0)
-    with served(lambda: steps.acquire(timeout=10), max_waiting=0) as server, server.client() as client:
-        response = client.post(COMPLETIONS, json={"prompt": "x"})
-        steps.release(100)
+    """One runs, one waits, and for the third there is no room."""
+    with served(lambda: time.sleep(0.01), max_waiting=1, max_batch_rows=1) as server, server.client() as client:
+        response = client.post(COMPLETIONS, json={"prompt": "x", "n": 3, "max_tokens": 100, "ignore_eos": True})
         assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["numbers"]["setting"] == "server.limits.max_waiting_requests"
 

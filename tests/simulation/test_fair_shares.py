@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from fakes import CoreDriver, make_driver, make_info, make_request
-from headway.config import SchedulerConfig
+from headway.config import SchedulerConfig, TenantConfig
 from headway.core.request import Request, RequestClass
 from headway.core.tenants import DECODE_WEIGHT
 
@@ -22,7 +22,9 @@ class Crowd:
         info = make_info(num_blocks=self.rng.randint(20, 60), max_batch_tokens=32, max_batch_rows=NUM_ROWS)
         self.driver: CoreDriver
         self.weights = {name: self.rng.choice([1.0, 1.0, 2.0, 5.0]) for name in "abcd"}
-        self.driver, self.executor = make_driver(info, prefix_cache=False, tenant_weights=self.weights)
+        self.driver, self.executor = make_driver(
+            info, prefix_cache=False, tenants=[TenantConfig(name, weight) for name, weight in self.weights.items()]
+        )
         self.sizes = {name: (self.rng.randint(1, 40), self.rng.randint(1, 30)) for name in "abcd"}
         self.names = iter(range(1_000_000))
         self.requests: dict[str, Request] = {}

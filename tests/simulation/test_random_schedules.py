@@ -8,15 +8,22 @@ A failing seed is printed with the command that replays it alone:
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from fakes import Answer, FakeExecutor, LinearStepTimes, expected_tokens, make_driver, make_info, make_request
-from headway.config import SchedulerConfig
+from headway.config import MemoryConfig, SchedulerConfig, TenantConfig
+from headway.core import engine_core
+from headway.core.admission import Refusal, RefusalReason
 from headway.core.batch import ScheduledBatch
 from headway.core.executor import ExecutorInfo
+from headway.core.growth import Reserve
+from headway.core.kv_cache_manager import Grant, KVCacheManager
 from headway.core.request import FinishReason, Objective, Request, RequestClass
 
 VOCAB = 40  # small, so that random stop ids are met often
@@ -40,14 +47,40 @@ class Life:
         )
         self.prefix_cache = self.rng.random() < 0.8
         times = LinearStepTimes(self.rng.random(), self.rng.random()) if self.rng.random() < 0.5 else None
-        self.driver, self.executor = make_driver(info, self.config, prefix_cache=self.prefix_cache, step_times=times)
+        with patch.object(engine_core, "KVCacheManager", self._kv_cache_manager):
+            self.driver, self.executor = make_driver(info, self.config, step_times=times, **self._random_settings())
         self.failing_steps: set[int] = set()
         self.executor.failing_steps = self.failing_steps
         self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
         self.requests: dict[str, Request] = {}
-        self.refused: list[Request] = []
+        self.refused: list[tuple[Request, Refusal]] = []
         self.abort_rate = self.rng.choice([0.0, 0.0, 0.02, 0.1])
         self.step_failure_rate = self.rng.choice([0.0, 0.0, 0.0, 0.05])
+
+    def _kv_cache_manager(self, *args: Any) -> KVCacheManager:
+        """Now and then it has no blocks to give, whatever is free."""
+        self.kv = FlakyKVCacheManager(*args)
+        self.kv.rng = self.rng
+        self.kv.failure_rate = self.rng.choice([0.0, 0.0, 0.0, 0.05])
+        return self.kv
+
+    def _random_settings(self) -> dict[str, Any]:
+        rng = self.rng
+        limited = TenantConfig(
+            rng.choice(["a", "*"]),
+            max_requests=rng.choice([0, 0, 3]),
+            max_tokens_in_flight=rng.choice([0, 0, 60]),
+            max_tokens_per_minute=rng.choice([0, 0, 600]),
+            max_kv_share=rng.choice([1.0, 1.0, 0.3]),
+        )
+        return {
+            "prefix_cache": self.prefix_cache,
+            "memory": MemoryConfig(rng.choice(Reserve.POLICIES), rng.choice([0.0, 0.01, 0.3])),
+            "deadlines": rng.choice(["off", "shadow", "on"]),
+            "max_waiting_requests": rng.choice([0, 0, 5]),
+            "max_waiting_tokens": rng.choice([0, 0, 40]),
+            "tenants": [limited, TenantConfig("b", rng.choice([1.0, 3.0]))],
+        }
 
     def run(self) -> "Life":
         for _ in range(MAX_EVENTS):
@@ -79,7 +112,8 @@ class Life:
             ignore_eos=rng.random() < 0.2,
             min_tokens=rng.choice([0, 0, rng.randint(0, 6)]),
         )
-        request.objective = Objective(tpot_s=rng.choice([math.inf, 0.5, 2.0, 5.0]))
+        tpot_s, ttft_s, deadline_s = (rng.choice([math.inf, 0.5, 2.0, 5.0, 20.0]) for _ in range(3))
+        request.objective = Objective(tpot_s, ttft_s, deadline_s)
         request.tenant = rng.choice(["", "", "a", "b"])
         request.request_class = RequestClass("", rng.randint(0, 2), max_wait_s=rng.choice([2.0, 20.0]))
         request.cache_salt = rng.choice(["", "", "", "another tenant"])
@@ -105,15 +139,16 @@ class Life:
                 driver.finish()
             elif self.arrivals:
                 self._arrive(self.arrivals.pop())
-            else:
-                return False
+            else:  # an allocation that was made to fail may be tried again
+                return bool(self.kv.failure_rate and driver.core.num_waiting)
         return True
 
     def _arrive(self, request: Request) -> None:
-        if self.driver.add(request).is_admitted:
+        refusal = self.driver.add(request).refusal
+        if refusal is None:
             self.requests[request.request_id] = request
         else:
-            self.refused.append(request)
+            self.refused.append((request, refusal))
 
     def _check_state(self) -> None:
         core, unfinished = self.driver.core, [a for a in self.driver.answers.values() if a.last is None]
@@ -138,9 +173,10 @@ class Life:
         assert sorted(self.driver.answers) == sorted(self.requests)
         for request_id, request in self.requests.items():
             self._check_answer(request, self.driver.answers[request_id])
-        for request in self.refused:
+        for request, refusal in self.refused:
             num_needed = request.num_prompt_tokens + (request.sampling.max_tokens or 1)
-            assert num_needed > self.executor.info.max_context, "only what can never fit is refused"
+            can_fit = num_needed <= self.executor.info.max_context
+            assert refusal.is_retryable == can_fit, "what can never fit is refused for good, and nothing else"
 
     def _check_answer(self, request: Request, answer: Answer) -> None:
         assert answer.last is not None, f"{request.request_id} never ended"
@@ -153,6 +189,18 @@ class Life:
             assert request.request_id in self.executor.errors or self.failing_steps
         else:
             assert self.abort_rate > 0
+
+
+class FlakyKVCacheManager(KVCacheManager):
+    rng: random.Random
+    failure_rate: float
+    num_failures = 0
+
+    def allocate(self, request: Request, num_tokens: int, headroom: int = 0) -> Grant | None:
+        if self.rng.random() < self.failure_rate:
+            self.num_failures += 1
+            return None
+        return super().allocate(request, num_tokens, headroom)
 
 
 def check_seeds(seeds: Iterable[int]) -> None:
@@ -193,7 +241,9 @@ def test_the_lives_meet_what_they_are_meant_to_meet():
     reasons = {answer.finish_reason for life in lives for answer in life.driver.answers.values()}
     assert reasons == set(FinishReason)
     assert sum(life.driver.core.num_preemptions for life in lives) > 100
-    assert sum(len(life.refused) for life in lives) > 100
+    refusals = Counter(refusal.reason for life in lives for _, refusal in life.refused)
+    assert set(refusals) >= set(RefusalReason) - {RefusalReason.EMPTY_PROMPT, RefusalReason.NO_OUTPUT}
+    assert sum(life.kv.num_failures for life in lives) > 100
     assert any(preempted_in_flight(life.executor) for life in lives)
     assert sum(request.num_cached_tokens for life in lives for request in life.requests.values()) > 1000
     assert sum(life.driver.core.num_evictions for life in lives) > 100

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeExecutor, make_info
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, MemoryConfig, SchedulerConfig
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.request import FinishReason, Request, SamplingParams
 
@@ -29,7 +29,7 @@ class Player:
 
     def __init__(self) -> None:
         self.executor = FakeExecutor(INFO)
-        self.core = EngineCore(self.executor, CONFIG, max_waiting_requests=5)
+        self.core = EngineCore(self.executor, EngineConfig(CONFIG, MemoryConfig("none", 0.0), max_waiting_requests=5))
         self.in_flight: list[InFlightStep] = []
         self.answers: list[Any] = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.config import CacheConfig, Config, ModelConfig, RuntimeConfig, SchedulerConfig
+from headway.config import CacheConfig, Config, EngineConfig, MemoryConfig, ModelConfig, RuntimeConfig, SchedulerConfig
 from headway.core.engine_core import EngineCore
 from headway.core.request import Request, SamplingParams
 from headway.worker.load import load_model
@@ -49,7 +49,7 @@ class Engine:
         info = loaded.memory.info
         self._sampler = RecordingSampler(loaded.backend)
         runner = ModelRunner(loaded.program, self._sampler, info)
-        self._core = EngineCore(LocalExecutor(runner, info), scheduler)
+        self._core = EngineCore(LocalExecutor(runner, info), EngineConfig(scheduler, MemoryConfig(reserve="none")))
         self._vocab_size = info.vocab_size
         self.block_bytes = loaded.memory.kv_bytes // info.num_blocks
         self.requests = {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fakes import CoreDriver, expected_tokens, fake_token, make_info, make_request
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, MemoryConfig, SchedulerConfig
 from headway.core.batch import NewRequest, SampledToken, ScheduledBatch, ScheduledRow
 from headway.core.engine_core import EngineCore
 from headway.core.request import SamplingParams
@@ -114,7 +114,12 @@ def test_whole_runs_with_preemption_give_each_request_its_own_tokens(max_in_flig
     """Prompt and answer are what each position is fed, whatever slot, chunk or recompute it comes from."""
     info = make_info(num_blocks=8, block_size=2, max_batch_tokens=5, max_batch_rows=3, vocab_size=VOCAB)
     run, program = runner(info)
-    driver = CoreDriver(EngineCore(LocalExecutor(run, info), SchedulerConfig(max_in_flight=max_in_flight)))
+    driver = CoreDriver(
+        EngineCore(
+            LocalExecutor(run, info),
+            EngineConfig(SchedulerConfig(max_in_flight=max_in_flight), MemoryConfig(reserve="none")),
+        )
+    )
     requests = [make_request(f"r{i}", num_prompt_tokens=3 + i, max_tokens=8) for i in range(5)]
     for request in requests:
         driver.add(request)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig, SchedulerConfig
 from headway.core.engine_core import EngineCore, InFlightStep
 from headway.core.executor import Executor
 from headway.core.request import Request, SamplingParams
@@ -85,7 +85,7 @@ class OfflineEngine:
     def __init__(
         self, executor: Executor, config: SchedulerConfig, seed: int = 0, clock: Clock = time.perf_counter
     ) -> None:
-        self._core = EngineCore(executor, config, prefix_cache=False)  # there is nothing to find again
+        self._core = EngineCore(executor, EngineConfig(config, prefix_cache=False))  # there is nothing to find again
         self._vocab_size = executor.info.vocab_size
         self._rng = random.Random(seed)
         self._clock = clock

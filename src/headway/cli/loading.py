@@ -36,9 +36,8 @@ def running_engine(config: Config, holds_objective: bool = False) -> Iterator[Ru
     """
     levels = ServiceLevels(config.objective, config.classes, config.tenants)  # what is wrong with them needs no model
     parts = loaded_parts(config)
-    limits, prefix_cache = config.server.limits, config.cache.prefix_cache
     step_times = calibrated(parts.executor) if holds_objective else None
-    engine = AsyncEngine(parts, config.scheduler, limits.max_waiting_requests, prefix_cache, levels, step_times)
+    engine = AsyncEngine(parts, config.for_engine(), levels, step_times)
     try:
         yield Running(engine, parts.report, step_times)
     finally:

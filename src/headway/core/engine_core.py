@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.config import SchedulerConfig
-from headway.core.admission import Admission, Load, admit
+from headway.config import EngineConfig
+from headway.core.admission import Admission
+from headway.core.admission_control import AdmissionControl
 from headway.core.batch import RequestOutput, ScheduledBatch, StepResult
 from headway.core.executor import Executor, StepHandle
+from headway.core.growth import Reserve
+from headway.core.history import History
 from headway.core.kv_cache_manager import KVCacheManager
+from headway.core.quotas import Quotas
 from headway.core.request import FinishReason, Request
 from headway.core.request_queue import make_queue
 from headway.core.scheduler import Scheduler
@@ -43,37 +47,35 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        config: SchedulerConfig,
-        max_waiting_requests: int | None = None,
-        prefix_cache: bool = True,
-        step_times: StepTimes | None = None,
-        tenant_weights: Mapping[str, float] | None = None,
+        self, executor: Executor, config: EngineConfig | None = None, step_times: StepTimes | None = None
     ) -> None:
-        """With ``step_times``, prefill is cut so that those who decode hold their objective; it learns every step.
-        Tenants without a weight have 1."""
-        if config.max_in_flight < 1:
+        """With ``step_times``, prefill is cut so that those who decode hold their objective, and the time of a first
+        token is predicted; it learns every step. Without, nothing is."""
+        config = config or EngineConfig()
+        if config.scheduler.max_in_flight < 1:
             raise ConfigError("scheduler.max_in_flight must be at least 1")
-        info = executor.info
         self._executor = executor
-        self._max_in_flight = config.max_in_flight
-        self._max_waiting = max_waiting_requests
-        self._kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache)
-        queue = make_queue(config.policy, tenant_weights or {})
-        self._scheduler = Scheduler(config, info, self._kv, queue, step_times)
+        self._max_in_flight = config.scheduler.max_in_flight
         self.step_times = step_times
+        info = executor.info
+        self.history = History()
+        self._kv = KVCacheManager(info.num_blocks, info.block_size, config.prefix_cache)
+        quotas = Quotas(config.tenants)
+        weights = {tenant.name: tenant.weight for tenant in config.tenants}
+        queue = make_queue(config.scheduler.policy, weights, self._kv.num_cached_tokens)
+        reserve = Reserve(config.memory, info.num_blocks, info.block_size, self.history.lengths)
+        self._scheduler = Scheduler(config.scheduler, info, self._kv, queue, reserve, self.history, quotas, step_times)
+        self._door = AdmissionControl(info, config, self._kv, self._scheduler, self.history, quotas, step_times)
         self._num_in_flight = 0
+        self._num_arrived = 0
 
     def add_request(self, request: Request, now: float) -> Admission:
-        """Sets ``request.max_tokens``. A refused request has left no trace."""
-        load = Load(
-            self.num_available_blocks, self.num_waiting, self._max_waiting, self._scheduler.seconds_per_departure
-        )
-        admission = admit(request.num_prompt_tokens, request.sampling.max_tokens, self._executor.info, load)
+        """Sets ``request.max_tokens`` and what is predicted of it. A refused request has left no trace."""
+        request.number = self._num_arrived
+        self._num_arrived += 1
+        admission = self._door.admit(request, now)
         if admission.is_admitted:
-            request.max_tokens = admission.max_tokens
-            self._scheduler.add(request, now)
+            self._scheduler.add(request)
         return admission
 
     def abort_request(
@@ -151,6 +153,15 @@ class EngineCore:
     @property
     def num_preemptions(self) -> int:
         return self._scheduler.num_preemptions
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """In the prompts of all requests that ever ran; ``num_cached_tokens`` of them were found computed."""
+        return self._scheduler.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._scheduler.num_cached_tokens
 
     @property
     def services(self) -> Mapping[str, float]:

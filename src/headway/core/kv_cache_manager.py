@@ -1,5 +1,6 @@
 """All the scheduler sees of memory: questions (``num_*``) and commands (``allocate``, ``confirm``, ``free``)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,11 +23,10 @@ _NOTHING = Grant(())
 class BlockTable:
     """One stay of a request in the pool. After a preemption it gets another, and steps still in flight belong to this.
 
-    ``keys`` are the names of its first full blocks, as many as are worked out; ``num_named`` of its blocks have theirs.
+    ``num_named`` of its blocks, the first, have their keys.
     """
 
     block_ids: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
     num_named: int = 0
 
 
@@ -83,7 +83,11 @@ class KVCacheManager:
 
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens that the request would find computed if it were given blocks now."""
-        return len(self._find_prefix(request, BlockTable())) * self.block_size
+        return len(self._find_prefix(request)) * self.block_size
+
+    def num_blocks_of(self, requests: Iterable[Request]) -> int:
+        """Blocks in the tables of these requests; one that several share counts for each."""
+        return sum(len(self._tables[request.request_id].block_ids) for request in requests)
 
     def allocate(self, request: Request, num_tokens: int, headroom: int = 0) -> Grant | None:
         """Makes room for positions ``0 .. num_tokens - 1``, of a request without blocks with what is cached of it.
@@ -106,9 +110,9 @@ class KVCacheManager:
             return
         if self._tables.get(request.request_id) is not table:
             return  # the request has ended, or lost these blocks
-        self._work_out_keys(request, table, num_full)
+        self._work_out_keys(request, num_full)
         for index in range(table.num_named, num_full):
-            self._pool.name(table.block_ids[index], table.keys[index])
+            self._pool.name(table.block_ids[index], request.prefix_keys[index])
         table.num_named = num_full
 
     def free(self, request: Request) -> None:
@@ -131,7 +135,7 @@ class KVCacheManager:
 
     def _open_table(self, request: Request, num_tokens: int, headroom: int) -> Grant | None:
         table = BlockTable()
-        prefix = self._find_prefix(request, table)
+        prefix = self._find_prefix(request)
         num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in prefix)
         available = self._pool.num_available - num_to_revive - headroom
         if -(-num_tokens // self.block_size) - len(prefix) > max(available, 0):
@@ -154,22 +158,24 @@ class KVCacheManager:
         table.block_ids.extend(block_ids)
         return tuple(block_ids)
 
-    def _find_prefix(self, request: Request, table: BlockTable) -> list[int]:
-        """The blocks that hold the request's first tokens, never its last one. Leaves their keys in ``table``."""
+    def _find_prefix(self, request: Request) -> list[int]:
+        """The blocks that hold the request's first tokens, never its last one."""
         found: list[int] = []
         if not self.prefix_cache:
             return found
         num_known = request.num_prompt_tokens + len(request.output_token_ids)
         for index in range((num_known - 1) // self.block_size):
-            self._work_out_keys(request, table, index + 1)
-            block_id = self._pool.find(table.keys[index])
+            self._work_out_keys(request, index + 1)
+            block_id = self._pool.find(request.prefix_keys[index])
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def _work_out_keys(self, request: Request, table: BlockTable, count: int) -> None:
-        for index in range(len(table.keys), count):
-            parent = table.keys[-1] if index else root_key(request.cache_salt)
+    def _work_out_keys(self, request: Request, count: int) -> None:
+        """They follow from the tokens alone, so they are worked out once, however often the request waits or stays."""
+        keys = request.prefix_keys
+        for index in range(len(keys), count):
+            parent = keys[-1] if index else root_key(request.cache_salt)
             start = index * self.block_size
-            table.keys.append(block_key(parent, request.known_tokens(start, start + self.block_size)))
+            keys.append(block_key(parent, request.known_tokens(start, start + self.block_size)))

@@ -57,9 +57,15 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request asks of time. ``tpot_s``: seconds for each token after the first, in the mean and at most."""
+    """What a request asks of time, in seconds; inf: nothing.
+
+    ``tpot_s`` is for each token after the first, in the mean and at most. ``ttft_s`` and ``deadline_s`` are from
+    arrival to the first token: what is wished for, and when it is of no use any more.
+    """
 
     tpot_s: float = math.inf
+    ttft_s: float = math.inf
+    deadline_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +89,10 @@ class Request:
     arrival_s: float = 0.0
     number: int = 0  # in order of arrival
     max_tokens: int = 0  # ``sampling.max_tokens``, or the room left: prompt + max_tokens fits context and pool
+    prefill_s: float = 0.0  # its own prefill's predicted time, with what was cached then
+    predicted_ttft_s: float | None = None  # None where no step is predicted
+    is_expected_late: bool = False  # for its deadline
+    num_expected_tokens: int = 0  # prompt and answer, as its tenant's quota counts them
     # -- changed by the scheduler --
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -90,6 +100,7 @@ class Request:
     num_pending_tokens: int = 0  # sampled tokens promised by steps in flight, ids not known yet
     num_preemptions: int = 0
     num_charged_tokens: int = 0  # computed at least once, or found cached
+    prefix_keys: list[bytes] = field(default_factory=list)  # of its first full blocks, as many as were asked for
     num_cached_tokens: int = 0  # of the prompt, found computed when it first ran
     first_token_s: float | None = None  # when it came
     last_token_s: float | None = None
@@ -99,6 +110,11 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def latest_start_s(self) -> float:
+        """When its prefill must begin for the first token to come in time. inf where there is no objective."""
+        return self.arrival_s + self.objective.ttft_s - self.prefill_s
 
     @property
     def next_token_due_s(self) -> float:

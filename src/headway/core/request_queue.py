@@ -1,16 +1,21 @@
 """Who is next, and who gives way."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import takewhile
 
 from headway.core.request import Request, RequestClass
-from headway.core.tenants import Tenants
+from headway.core.tenants import DECODE_WEIGHT, PREFILL_WEIGHT, Tenants
 from headway.errors import ConfigError
+
+CountCached = Callable[[Request], int]  # tokens of a request that would be found computed
 
 
 class RequestQueue(ABC):
-    """The requests that wait, and the policy that orders them. The scheduler admits strictly from the front.
+    """The requests that wait, and the policy that orders prefill: theirs, and what is left of those that run.
 
     A request is added, removed when it begins to run, may come back preempted and be removed again, and leaves when it
     ends.
@@ -28,8 +33,9 @@ class RequestQueue(ABC):
         """
 
     @abstractmethod
-    def peek(self, now: float) -> Request | None:
-        """The request to admit next, left in the queue; None when it is empty."""
+    def peek(self, now: float, full: Container[str] = ()) -> Request | None:
+        """The request to admit next, left in the queue; None when there is none, but for those of tenants in ``full``,
+        which have their share of memory."""
 
     @abstractmethod
     def remove(self, request: Request) -> None:
@@ -47,6 +53,18 @@ class RequestQueue(ABC):
     def victim(self, running: Sequence[Request]) -> Request:
         """Who gives way of these (at least one, the first to be admitted first) when memory is short."""
 
+    @abstractmethod
+    def prefill_order(self, begun: Sequence[Request], now: float) -> list[Request]:
+        """Running requests with prefill left, by who gets of this step first."""
+
+    @abstractmethod
+    def goes_first(self, newcomer: Request, begun: Request, now: float) -> bool:
+        """Whether the next to admit has its prefill before the rest of that of ``begun``."""
+
+    @abstractmethod
+    def ahead_of(self, request: Request, now: float) -> Iterator[Request]:
+        """Those that would be admitted before this request, which has not joined yet, if no other came."""
+
     @property
     def services(self) -> Mapping[str, float]:
         """Weighted tokens given to each tenant, where the policy counts them."""
@@ -56,10 +74,10 @@ class RequestQueue(ABC):
     def __len__(self) -> int: ...
 
 
-def make_queue(policy: str, weights: Mapping[str, float]) -> "RequestQueue":
-    """``weights`` of tenants, for the policy that knows them. ConfigError for a policy that is not there."""
+def make_queue(policy: str, weights: Mapping[str, float], num_cached: CountCached = lambda request: 0) -> RequestQueue:
+    """``weights`` of tenants and cached tokens, for the policy that asks. ConfigError for one that is not there."""
     if policy == "fair":
-        return FairShare(weights)
+        return FairShare(weights, num_cached)
     if policy == "fcfs":
         return FirstComeFirstServed()
     raise ConfigError(f"scheduler.policy is {policy!r}; it can be fair or fcfs")
@@ -78,8 +96,8 @@ class FirstComeFirstServed(RequestQueue):
         self._waiting[request.request_id] = request
         self._waiting.move_to_end(request.request_id, last=False)
 
-    def peek(self, now: float) -> Request | None:
-        return next(iter(self._waiting.values()), None)
+    def peek(self, now: float, full: Container[str] = ()) -> Request | None:
+        return next((request for request in self._waiting.values() if request.tenant not in full), None)
 
     def remove(self, request: Request) -> None:
         del self._waiting[request.request_id]
@@ -94,24 +112,38 @@ class FirstComeFirstServed(RequestQueue):
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
 
+    def prefill_order(self, begun: Sequence[Request], now: float) -> list[Request]:
+        return list(begun)
+
+    def goes_first(self, newcomer: Request, begun: Request, now: float) -> bool:
+        return False
+
+    def ahead_of(self, request: Request, now: float) -> Iterator[Request]:
+        return iter(self._waiting.values())
+
     def __len__(self) -> int:
         return len(self._waiting)
 
 
 class FairShare(RequestQueue):
-    """Classes by priority, within a class tenants by the service they had, within a tenant by arrival.
+    """Classes by priority, within a class tenants by the service they had, within a tenant by urgency.
 
         1  who was preempted              by class, then arrival
         2  a class passed over too long   for ``RequestClass.max_wait_s`` although it had requests; the most overdue
         3  the highest class              of it, the tenant with the least service over its weight (``Tenants``)
 
+    and of the tenant's requests (``_TenantQueue``) the one that has waited too long, or that must begin first for its
+    first token to be in time, or that finds most of its prompt cached while the most urgent can wait for it.
+
     So no class waits for ever: whatever comes before it, one of its requests is next at least every ``max_wait_s``, and
-    runs as soon as rows and memory for it are free.
+    runs as soon as rows and memory for it are free. Nor does a request: of its class and tenant, none is before it
+    after ``max_wait_s`` but those that arrived earlier.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, num_cached: CountCached = lambda request: 0) -> None:
         """``weights`` of tenants; others have 1."""
         self.tenants = Tenants(weights)
+        self._num_cached = num_cached
         self._preempted: dict[str, Request] = {}
         self._classes: dict[RequestClass, _ClassQueue] = {}  # that have waiting requests, by priority
         self._num_waiting = 0
@@ -128,13 +160,16 @@ class FairShare(RequestQueue):
     def add_preempted(self, request: Request) -> None:
         self._preempted[request.request_id] = request
 
-    def peek(self, now: float) -> Request | None:
+    def peek(self, now: float, full: Container[str] = ()) -> Request | None:
         self._now = now
-        if self._preempted:
-            return min(self._preempted.values(), key=lambda r: (r.request_class.priority, r.number))
-        if not self._classes:
-            return None
-        return (self._most_overdue(now) or next(iter(self._classes.values()))).next(self.tenants)
+        returning = [request for request in self._preempted.values() if request.tenant not in full]
+        if returning:
+            return min(returning, key=_rank)
+        for queue in self._in_turn(now):
+            own = queue.least_served(self.tenants, full)
+            if own is not None:
+                return own.next(now, self._num_cached)
+        return None
 
     def remove(self, request: Request) -> None:
         if request.request_id not in self._preempted:
@@ -156,6 +191,28 @@ class FairShare(RequestQueue):
         candidates = [request for request in reversed(running) if request.request_class.priority == lowest]
         return max(candidates, key=lambda request: self.tenants.service(request.tenant))
 
+    def prefill_order(self, begun: Sequence[Request], now: float) -> list[Request]:
+        return sorted(begun, key=lambda request: (request.request_class.priority, _urgency(request, now)))
+
+    def goes_first(self, newcomer: Request, begun: Request, now: float) -> bool:
+        """Of a higher class, or of the same one, more urgent and of a tenant that has not had more. But no one goes
+        before a request that has waited too long, nor before one that was let in again."""
+        if begun.num_preemptions or now - begun.arrival_s >= begun.request_class.max_wait_s:
+            return False
+        above = begun.request_class.priority - newcomer.request_class.priority
+        if above or newcomer.num_preemptions:
+            return above > 0
+        has_less = self.tenants.service(newcomer.tenant) <= self.tenants.service(begun.tenant)
+        return has_less and _urgency(newcomer, now) < _urgency(begun, now)
+
+    def ahead_of(self, request: Request, now: float) -> Iterator[Request]:
+        yield from sorted(self._preempted.values(), key=_rank)
+        for own, queue in self._classes.items():
+            if own.priority < request.request_class.priority:
+                yield from queue.in_turn(self.tenants, now)
+        its_own = self._classes.get(request.request_class, _ClassQueue(now))
+        yield from takewhile(lambda other: other is not request, its_own.in_turn(self.tenants, now, request))
+
     @property
     def services(self) -> Mapping[str, float]:
         return self.tenants.services
@@ -172,10 +229,14 @@ class FairShare(RequestQueue):
         if queue.is_empty:
             del self._classes[request.request_class]
 
-    def _most_overdue(self, now: float) -> "_ClassQueue | None":
-        due_s = {own: queue.served_s + own.max_wait_s for own, queue in self._classes.items()}
-        first = min(due_s, key=due_s.__getitem__)
-        return self._classes[first] if due_s[first] <= now else None
+    def _in_turn(self, now: float) -> "Iterator[_ClassQueue]":
+        """The most overdue class, if one is, then all by priority."""
+        if self._classes:
+            due_s = {own: queue.served_s + own.max_wait_s for own, queue in self._classes.items()}
+            first = min(due_s, key=due_s.__getitem__)
+            if due_s[first] <= now:
+                yield self._classes[first]
+        yield from self._classes.values()
 
 
 class _ClassQueue:
@@ -183,21 +244,94 @@ class _ClassQueue:
 
     def __init__(self, now: float) -> None:
         self.served_s = now
-        self._of_tenant: dict[str, OrderedDict[str, Request]] = {}
+        self._of_tenant: dict[str, _TenantQueue] = {}
 
     def add(self, request: Request) -> None:
-        self._of_tenant.setdefault(request.tenant, OrderedDict())[request.request_id] = request
+        self._of_tenant.setdefault(request.tenant, _TenantQueue()).add(request)
 
     def remove(self, request: Request) -> None:
         own = self._of_tenant[request.tenant]
-        del own[request.request_id]
-        if not own:
+        own.remove(request)
+        if own.is_empty:
             del self._of_tenant[request.tenant]
 
     @property
     def is_empty(self) -> bool:
         return not self._of_tenant
 
-    def next(self, tenants: Tenants) -> Request:
-        own = self._of_tenant[tenants.least_served(self._of_tenant)]
-        return next(iter(own.values()))
+    def least_served(self, tenants: Tenants, full: Container[str]) -> "_TenantQueue | None":
+        candidates = [tenant for tenant in self._of_tenant if tenant not in full] if full else self._of_tenant
+        return self._of_tenant[tenants.least_served(candidates)] if candidates else None
+
+    def in_turn(self, tenants: Tenants, now: float, joining: Request | None = None) -> Iterator[Request]:
+        """All, and ``joining`` as if it had come, in the order of fair shares, taking each answer to be as long as its
+        prompt."""
+        waiting = {tenant: list(own) for tenant, own in self._of_tenant.items()}
+        if joining is not None:
+            waiting.setdefault(joining.tenant, []).append(joining)
+        for own in waiting.values():
+            own.sort(key=lambda request: _urgency(request, now), reverse=True)
+        turns = [(tenants.service_if_active(tenant), number, tenant) for number, tenant in enumerate(waiting)]
+        heapify(turns)
+        while turns:
+            service, number, tenant = turns[0]
+            request = waiting[tenant].pop()
+            yield request
+            if waiting[tenant]:
+                size = (PREFILL_WEIGHT + DECODE_WEIGHT) * request.num_prompt_tokens
+                heapreplace(turns, (service + size / tenants.weight(tenant), number, tenant))
+            else:
+                heappop(turns)
+
+
+class _TenantQueue:
+    """The waiting requests of one tenant and class.
+
+    Ordered by when they must begin; those for which it is too late come after the others, by arrival. Whoever has
+    waited for ``max_wait_s`` is next in any case, so nobody is put off for ever.
+    """
+
+    WINDOW = 8  # of the most urgent, among which one with a longer cached prefix may go first
+
+    def __init__(self) -> None:
+        self._by_arrival: OrderedDict[str, Request] = OrderedDict()
+        self._by_start: list[tuple[float, int, Request]] = []  # latest start, number
+
+    def add(self, request: Request) -> None:
+        self._by_arrival[request.request_id] = request
+        insort(self._by_start, (request.latest_start_s, request.number, request))
+
+    def remove(self, request: Request) -> None:
+        del self._by_arrival[request.request_id]
+        del self._by_start[bisect_left(self._by_start, (request.latest_start_s, request.number))]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_arrival
+
+    def next(self, now: float, num_cached: CountCached) -> Request:
+        oldest = next(iter(self._by_arrival.values()))
+        first = bisect_left(self._by_start, (now,))
+        if now - oldest.arrival_s >= oldest.request_class.max_wait_s or first == len(self._by_start):
+            return oldest
+        window = [entry[2] for entry in self._by_start[first : first + self.WINDOW]]
+        most_cached = max(window, key=num_cached) if len(window) > 1 else window[0]
+        return most_cached if now + most_cached.prefill_s <= window[0].latest_start_s else window[0]
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_arrival.values())
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.request_class.priority, request.number
+
+
+def _urgency(request: Request, now: float) -> tuple[int, float, int]:
+    """Smaller is more urgent: waited too long, by arrival; can be in time, by when it must go on; late, by arrival."""
+    left = 1 - request.num_computed_tokens / request.num_prompt_tokens
+    must_go_on_s = request.arrival_s + request.objective.ttft_s - max(0.0, left) * request.prefill_s
+    if now - request.arrival_s >= request.request_class.max_wait_s:
+        return 0, request.arrival_s, request.number
+    if must_go_on_s < now:
+        return 2, request.arrival_s, request.number
+    return 1, must_go_on_s, request.number

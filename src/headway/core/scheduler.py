@@ -2,11 +2,10 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.config import SchedulerConfig
-from headway.core.admission import DepartureClock
 from headway.core.batch import (
     NewRequest,
     RequestOutput,
@@ -17,7 +16,10 @@ from headway.core.batch import (
     TokenLogprobs,
 )
 from headway.core.executor import ExecutorInfo
+from headway.core.growth import Reserve
+from headway.core.history import History
 from headway.core.kv_cache_manager import BlockTable, KVCacheManager
+from headway.core.quotas import Quotas
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.request_queue import RequestQueue
 from headway.core.step_budget import StepBudget
@@ -48,26 +50,37 @@ class Scheduler:
         info: ExecutorInfo,
         kv: KVCacheManager,
         queue: RequestQueue,
+        reserve: Reserve,
+        history: History,
+        quotas: Quotas,
         step_times: StepTimes | None = None,
     ) -> None:
-        self._max_tokens = min(config.max_batch_tokens, info.max_batch_tokens)
+        self.max_tokens = min(config.max_batch_tokens, info.max_batch_tokens)
         # A running request must be able to get a token in every step, however many older ones there are.
-        self._max_running = min(config.max_batch_rows, info.max_batch_rows, self._max_tokens)
-        if self._max_running < 1:
+        self.max_running = min(config.max_batch_rows, info.max_batch_rows, self.max_tokens)
+        if self.max_running < 1:
             raise ConfigError("scheduler.max_batch_tokens and scheduler.max_batch_rows must be at least 1")
         self._min_prefill_tokens = config.min_prefill_tokens
         self._kv = kv
         self._queue = queue
+        self.reserve = reserve
+        self._history = history
+        self._quotas = quotas
         self._step_times = step_times
-        self._departures = DepartureClock()
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # by class, in each in order of admission
         self._released: list[str] = []  # to be forgotten by the executor with the next batch
-        self._num_added = 0
         self._num_steps = 0
         self._num_updates = 0
         self._in_flight: deque[list[BlockTable]] = deque()  # of each step, the tables its rows write
         self.num_preemptions = 0
+        self.num_waiting_tokens = 0  # in the prompts of waiting requests
+        self.num_prompt_tokens = 0  # of all that ever ran
+        self.num_cached_tokens = 0  # of these, found computed
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self._running
 
     @property
     def num_running(self) -> int:
@@ -86,24 +99,25 @@ class Scheduler:
     def services(self) -> Mapping[str, float]:
         return self._queue.services
 
-    @property
-    def seconds_per_departure(self) -> float | None:
-        return self._departures.seconds_per_departure
+    def ahead_of(self, request: Request, now: float) -> Iterator[Request]:
+        """Waiting requests that would run before this one if it joined now."""
+        return self._queue.ahead_of(request, now)
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request) -> None:
         """Takes over an admitted request. Its id must never have been used before: late results are matched by id."""
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         self._requests[request.request_id] = request
-        request.arrival_s, request.number = now, self._num_added
-        self._num_added += 1
         self._queue.add(request)
+        self.num_waiting_tokens += request.num_prompt_tokens
 
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, or None when nothing can be computed before a step in flight returns (or a request comes)."""
-        step = _StepPlan(StepBudget(self._max_tokens, self._min_prefill_tokens, self._step_times))
-        self._schedule_running(step, now)
-        self._admit_waiting(step, now)
+        step = _StepPlan(StepBudget(self.max_tokens, self._min_prefill_tokens, self._step_times))
+        num_preemptions = self.num_preemptions
+        begun = self._schedule_decodes(step, now)
+        # Where memory was short for those that run, nobody else begins.
+        self._schedule_prefills(step, begun, now, can_admit=self.num_preemptions == num_preemptions)
         if not step.rows:
             return None
         batch = ScheduledBatch(self._num_steps, tuple(self._released), tuple(step.admitted), tuple(step.rows))
@@ -157,33 +171,33 @@ class Scheduler:
         if not self._running and self._kv.num_used_blocks:
             raise RuntimeError(f"nothing runs, but {self._kv.num_used_blocks} blocks are taken")
 
-    def _schedule_running(self, step: "_StepPlan", now: float) -> None:
-        """By class, in each the first to be admitted first. Victims of preemption drop out on the way."""
+    def _schedule_decodes(self, step: "_StepPlan", now: float) -> list[Request]:
+        """A token for each running request that wants just one, by class, in each the first to be admitted first.
+        Victims of preemption drop out on the way. Returns those that want more, which is prefill."""
         wanted = [_num_wanted_tokens(request) for request in self._running]
-        if max(wanted, default=0) > 1 or (len(self._queue) and len(wanted) < self._max_running):
+        begun = [request for request, count in zip(self._running, wanted, strict=True) if count > 1]
+        if begun or (len(self._queue) and len(wanted) < self.max_running):
             step.budget.keep_back((self._running[i] for i, count in enumerate(wanted) if count == 1), now)
         charges: dict[str, int] = {}
         for request, count in zip(tuple(self._running), wanted, strict=True):
-            num_tokens = step.budget.tokens_for(request, count) if count > 1 else count
-            if not num_tokens or request.status is not RequestStatus.RUNNING:
+            if count != 1 or request.status is not RequestStatus.RUNNING:
                 continue
-            new_block_ids = self._allocate_or_preempt(request, num_tokens)
+            new_block_ids = self._allocate_or_preempt(request)
             if new_block_ids is None:
                 continue
-            if count > 1:
-                step.budget.take(request, num_tokens, num_tokens == count)
-            charge = self._add_row(step, request, num_tokens, num_tokens == count, new_block_ids)
+            charge = self._add_row(step, request, 1, True, new_block_ids)
             charges[request.tenant] = charges.get(request.tenant, 0) + charge
         for tenant, charge in charges.items():
             self._queue.charge(tenant, charge)
+        return [request for request in begun if request.status is RequestStatus.RUNNING]
 
-    def _allocate_or_preempt(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
-        """Takes blocks from others until there are enough; None when one of them was ``request``.
+    def _allocate_or_preempt(self, request: Request) -> tuple[int, ...] | None:
+        """Room for one more token, from others if need be; None when one of these was ``request``.
 
         Victims are the request itself or come after it in the list, where no request has a row in this step yet. All
         others go on with what a victim gave up, and one that is left alone always fits: admission made sure of that.
         """
-        num_tokens += request.num_computed_tokens
+        num_tokens = request.num_computed_tokens + 1
         while (grant := self._kv.allocate(request, num_tokens)) is None:
             victim = self._queue.victim(self._running[self._running.index(request) :])
             self._running.remove(victim)
@@ -200,34 +214,67 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._queue.add_preempted(request)
+        self.num_waiting_tokens += request.num_prompt_tokens
 
-    def _admit_waiting(self, step: "_StepPlan", now: float) -> None:
-        """From the queue's front, as long as each fits. Blocks for all known tokens are taken at once.
+    def _schedule_prefills(self, step: "_StepPlan", begun: Sequence[Request], now: float, can_admit: bool) -> None:
+        """What is left of the step, to those that have begun and to newcomers, in the queue's order."""
+        waiting = deque(self._queue.prefill_order(begun, now))
+        while step.budget.has_prefill_room and (waiting or can_admit):
+            newcomer = self._newcomer(step, now) if can_admit else None
+            if newcomer is not None and (not waiting or self._queue.goes_first(newcomer, waiting[0], now)):
+                can_admit = self._admit(step, newcomer)
+            elif waiting:
+                self._prefill(step, waiting.popleft(), ())
+            else:
+                return
 
-        So no two requests can each hold half of what they need. One free block is left for every request that runs:
-        the newcomer is then safe from preemption for ``block_size`` steps, and is not let in only to be thrown out. Nor
-        can it be a victim of this very step, which needs more than the blocks it gave up.
-        """
-        while step.budget.has_prefill_room and len(self._running) < self._max_running:
-            request = self._queue.peek(now)
-            # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
-            if request is None or request.num_pending_tokens:
-                return
-            grant = self._kv.allocate(request, request.num_tokens, headroom=len(self._running))
-            if grant is None:
-                return
-            self._queue.remove(request)
-            insort(self._running, request, key=_priority)
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = grant.num_cached_tokens
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = request.num_charged_tokens = grant.num_cached_tokens
-            step.admit(request)
-            wanted = _num_wanted_tokens(request)
-            num_tokens = step.budget.tokens_for(request, wanted)
-            step.budget.take(request, num_tokens, num_tokens == wanted)
-            charge = self._add_row(step, request, num_tokens, num_tokens == wanted, grant.block_ids)
-            self._queue.charge(request.tenant, charge)
+    def _newcomer(self, step: "_StepPlan", now: float) -> Request | None:
+        """The queue's next, but of tenants that hold their share of the pool."""
+        if len(self._running) >= self.max_running:
+            return None
+        while (request := self._queue.peek(now, step.full_tenants)) is not None:
+            if self._is_within_share(request):
+                # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
+                return None if request.num_pending_tokens else request
+            step.full_tenants.append(request.tenant)
+        return None
+
+    def _is_within_share(self, request: Request) -> bool:
+        """A tenant may always have one request that runs."""
+        share = self._quotas.kv_share(request.tenant)
+        if share == 1.0:
+            return True
+        num_held = self._kv.num_blocks_of(other for other in self._running if other.tenant == request.tenant)
+        num_needed = -(-max(request.num_expected_tokens, request.num_tokens) // self._kv.block_size)
+        return num_held == 0 or num_held + num_needed <= share * self._kv.num_blocks
+
+    def _admit(self, step: "_StepPlan", request: Request) -> bool:
+        """Lets it run if it fits. Blocks for all its known tokens are taken at once, so no two requests can each hold
+        half of what they need, and some are left for all that run to grow into (``Reserve``): the newcomer is not let
+        in only to be thrown out."""
+        headroom = self.reserve.headroom(self._running, request)
+        grant = self._kv.allocate(request, request.num_tokens, headroom)
+        if grant is None:
+            return False
+        self._queue.remove(request)
+        self.num_waiting_tokens -= request.num_prompt_tokens
+        insort(self._running, request, key=_priority)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = grant.num_cached_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = request.num_charged_tokens = grant.num_cached_tokens
+            self.num_prompt_tokens += request.num_prompt_tokens
+            self.num_cached_tokens += grant.num_cached_tokens
+        step.admit(request)
+        self._prefill(step, request, grant.block_ids)
+        return True
+
+    def _prefill(self, step: "_StepPlan", request: Request, new_block_ids: tuple[int, ...]) -> None:
+        wanted = _num_wanted_tokens(request)
+        num_tokens = step.budget.tokens_for(request, wanted)
+        step.budget.take(request, num_tokens, num_tokens == wanted)
+        charge = self._add_row(step, request, num_tokens, num_tokens == wanted, new_block_ids)
+        self._queue.charge(request.tenant, charge)
 
     def _add_row(
         self, step: "_StepPlan", request: Request, num_tokens: int, samples: bool, new_block_ids: tuple[int, ...]
@@ -258,6 +305,7 @@ class Scheduler:
         request.last_token_s = now
         if request.first_token_s is None:
             request.first_token_s = now
+            self._history.first_token(request, now)
         logprobs = () if token.logprobs is None else (token.logprobs,)
         reason = _finish_reason(request, token.token_id)
         if reason is None:
@@ -281,11 +329,14 @@ class Scheduler:
         if was_running:
             self._running.remove(request)
             self._vacate(request)
+        else:
+            self.num_waiting_tokens -= request.num_prompt_tokens
         self._queue.leave(request, was_running)
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        self._departures.record(now)
+        self._history.ended(request, now)
+        self._quotas.leave(request, now)
         stop, cached = request.stop_token_id, request.num_cached_tokens
         return RequestOutput(request.request_id, new_token_ids, logprobs, reason, stop, error, cached)
 
@@ -302,6 +353,7 @@ class _StepPlan:
     rows: list[ScheduledRow] = field(default_factory=list)
     tables: list[BlockTable] = field(default_factory=list)  # each row's
     admitted: list[NewRequest] = field(default_factory=list)
+    full_tenants: list[str] = field(default_factory=list)  # have their share of the pool
 
     def admit(self, request: Request) -> None:
         token_ids = request.prompt_token_ids + tuple(request.output_token_ids)

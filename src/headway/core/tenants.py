@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+EVERY_OTHER = "*"  # in place of a name: every tenant without an entry of its own
 PREFILL_WEIGHT, DECODE_WEIGHT = 1, 2  # of a computed token: a decode reads all weights for one
 
 
@@ -36,7 +37,7 @@ class Tenants:
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """Tenants without a weight have 1."""
+        """Tenants without a weight have that of ``*``, or 1."""
         self._weights = weights or {}
         self._accounts: dict[str, Account] = {}
 
@@ -52,13 +53,23 @@ class Tenants:
         found = self._accounts.get(tenant)
         return 0.0 if found is None else found.service
 
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, self._weights.get(EVERY_OTHER, 1.0))
+
+    def service_if_active(self, tenant: str) -> float:
+        """What it has, or would have once a request of it has come."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.is_active:
+            return account.service
+        return max(0.0 if account is None else account.service, self._least_active())
+
     def enter(self, tenant: str) -> None:
         """A request of the tenant has come."""
+        service = self.service_if_active(tenant)
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
-        if not account.is_active:
-            account.service = max(account.service, self._least_active())
+            account = self._accounts[tenant] = Account(self.weight(tenant))
+        account.service = service
         account.num_unfinished += 1
 
     def leave(self, tenant: str) -> None:

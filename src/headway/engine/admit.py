@@ -30,6 +30,10 @@ def admit(request: GenerationRequest, vocab_size: int) -> GenerationRequest:
     for stop in request.stop:
         if not isinstance(stop, str) or not stop:
             raise InvalidRequest(f"A stop string must be text of at least one character, not {stop!r}.", param="stop")
+    for name in ("ttft_ms", "tpot_ms", "deadline_ms"):
+        value = getattr(request, name)
+        if value is not None:
+            _check_number(name, value, low=0.0, open_low=True, hint="leave it out for what the class has")
     sampling = request.sampling
     _check_lengths(sampling)
     _check_distribution(sampling)

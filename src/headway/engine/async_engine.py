@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from headway.config import SchedulerConfig
+from headway.config import EngineConfig
 from headway.core.batch import RequestOutput
 from headway.core.engine_core import EngineCore
 from headway.core.request import FinishReason
@@ -24,17 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncEngine:
-    """A running engine over one loaded model. ``max_waiting_requests`` bounds its queue.
+    """A running engine over one loaded model.
 
-    ``levels`` are its classes and tenants. With ``step_times`` it holds their objectives: see ``EngineCore``.
+    ``levels`` are its classes and objectives. With ``step_times`` it holds them: see ``EngineCore``.
     """
 
     def __init__(
         self,
         parts: EngineParts,
-        config: SchedulerConfig,
-        max_waiting_requests: int | None = None,
-        prefix_cache: bool = True,
+        config: EngineConfig | None = None,
         levels: ServiceLevels | None = None,
         step_times: StepTimes | None = None,
     ) -> None:
@@ -45,8 +43,7 @@ class AsyncEngine:
         self.generation_defaults = parts.generation_defaults
         self._eos_token_ids = parts.eos_token_ids
         self._vocab_size = parts.executor.info.vocab_size
-        core = EngineCore(parts.executor, config, max_waiting_requests, prefix_cache, step_times, self._levels.weights)
-        self._engine = EngineLoop(core)
+        self._engine = EngineLoop(EngineCore(parts.executor, config, step_times))
         self._engine.start()
         self._inbox: _Inbox | None = None
 
@@ -58,7 +55,7 @@ class AsyncEngine:
         """
         request = admit(request, self._vocab_size)
         core_request = new_core_request(request, self._eos_token_ids)
-        self._levels.apply(core_request, request.tenant, request.request_class)
+        self._levels.apply(core_request, request)
         abort = partial(self._engine.abort, core_request.request_id)
         stream = Stream(core_request.request_id, OutputProcessor(request, self.tokenizer), abort)
         inbox = self._running_inbox()

@@ -229,6 +229,12 @@ class EngineLoop:
             step_seconds=self._step_seconds.snapshot(),
             step_time_error=None if times is None else times.mean_error,
             step_time_bias=None if times is None else times.mean_bias,
+            ttft_error=None if times is None else core.history.ttft_error,
+            ttft_bias=None if times is None else core.history.ttft_bias,
+            deadline_outcomes=dict(core.history.deadline_outcomes),
+            num_prompt_tokens=core.num_prompt_tokens,
+            num_cached_tokens=core.num_cached_tokens,
+            num_evictions=core.num_evictions,
         )
 
 

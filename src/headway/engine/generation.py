@@ -10,7 +10,8 @@ class GenerationRequest:
     """One sequence to generate. ``stop`` strings end the text and are left out of it unless ``include_stop``.
 
     ``label`` is the client's name for it (shown, never used as a key). ``tenant`` is who is charged for it, and
-    ``request_class`` how urgent it is: empty for the tenant's own.
+    ``request_class`` how urgent it is: empty for the tenant's own. ``*_ms`` are objectives of its own, in milliseconds;
+    None: those of its class (``core.request.Objective``).
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -21,6 +22,9 @@ class GenerationRequest:
     label: str = ""
     tenant: str = ""
     request_class: str = ""
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    deadline_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from headway.config import Config, SamplingDefaults, SchedulerConfig, load_config
+from headway.config import Config, EngineConfig, SamplingDefaults, load_config
 from headway.core.batch import RequestOutput
 from headway.core.engine_core import EngineCore
 from headway.core.request import FinishReason, SamplingParams
@@ -40,18 +40,19 @@ class LLM:
         if model is not None:
             overrides["model.name"] = model
         config = load_config(overrides=overrides)
-        self._open(build_engine(config), config.scheduler, config.cache.prefix_cache)
+        own = EngineConfig(config.scheduler, config.memory, config.cache.prefix_cache)  # its queue is the caller's list
+        self._open(build_engine(config), own)
 
     @classmethod
-    def from_parts(cls, parts: EngineParts, config: SchedulerConfig, prefix_cache: bool = True) -> "LLM":
+    def from_parts(cls, parts: EngineParts, config: EngineConfig | None = None) -> "LLM":
         """Over a model that is loaded already."""
         llm = cls.__new__(cls)
-        llm._open(parts, config, prefix_cache)
+        llm._open(parts, config)
         return llm
 
-    def _open(self, parts: EngineParts, config: SchedulerConfig, prefix_cache: bool) -> None:
+    def _open(self, parts: EngineParts, config: EngineConfig | None) -> None:
         self._parts = parts
-        self._engine = EngineLoop(EngineCore(parts.executor, config, prefix_cache=prefix_cache))
+        self._engine = EngineLoop(EngineCore(parts.executor, config))
         self._engine.start()
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ def _as_conversations(messages: Any) -> list[list[Message]]:
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``threads=2`` as ``runtime.threads``: the names are unique among the parts an engine has."""
-    parts = ("model", "scheduler", "cache", "runtime")
+    parts = ("model", "scheduler", "memory", "cache", "runtime")
     paths = {field.name: f"{part}.{field.name}" for part in parts for field in fields(getattr(Config(), part))}
     for name in settings:
         if name not in paths:

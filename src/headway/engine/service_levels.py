@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 from headway.config import ClassConfig, ObjectiveConfig, TenantConfig
 from headway.core.request import Objective, Request, RequestClass
+from headway.core.tenants import EVERY_OTHER
+from headway.engine.generation import GenerationRequest
 from headway.errors import ConfigError, InvalidRequest
 
 
 class ServiceLevels:
-    """The classes and tenants of the configuration. ``weights`` are the tenants'.
+    """The classes, objectives and tenants of the configuration.
 
-    Tenants need no entry: others have weight 1 and the standard class. Raises ConfigError where the settings contradict
-    each other.
+    Tenants need no entry: others are like ``*``, or have the standard class. Raises ConfigError where the settings
+    contradict each other.
     """
 
     def __init__(
@@ -28,22 +30,28 @@ class ServiceLevels:
         self._classes = {name: RequestClass(name, own.priority, own.max_wait_s) for name, own in settings.items()}
         self._objectives = {name: _objective(own, base) for name, own in settings.items()}
         self._class_of_tenant = {tenant.name: tenant.request_class for tenant in tenants}
-        self.weights = {tenant.name: tenant.weight for tenant in tenants}
         for tenant in tenants:
             self._check(tenant)
 
-    def apply(self, request: Request, tenant: str, class_name: str) -> None:
-        """Sets what depends on the two names; ``class_name`` empty: the tenant's own. Tenants share no cached prefix.
+    def apply(self, request: Request, asked: GenerationRequest) -> None:
+        """Sets what depends on tenant and class; no class: the tenant's own. What was asked of time goes before the
+        class's objectives. Tenants share no cached prefix.
 
         Raises InvalidRequest for a class that is not there.
         """
-        name = class_name or self._class_of_tenant.get(tenant, "standard")
+        default = self._class_of_tenant.get(EVERY_OTHER, "standard")
+        name = asked.request_class or self._class_of_tenant.get(asked.tenant, default)
         if name not in self._classes:
             message = f"The class {name[:40]!r} is not one of this server's: {', '.join(self._classes)}."
             raise InvalidRequest(message, param="X-Headway-Class")
-        request.tenant = request.cache_salt = tenant
+        request.tenant = request.cache_salt = asked.tenant
         request.request_class = self._classes[name]
-        request.objective = self._objectives[name]
+        own = self._objectives[name]
+        request.objective = Objective(
+            tpot_s=own.tpot_s if asked.tpot_ms is None else asked.tpot_ms / 1e3,
+            ttft_s=own.ttft_s if asked.ttft_ms is None else asked.ttft_ms / 1e3,
+            deadline_s=own.deadline_s if asked.deadline_ms is None else asked.deadline_ms / 1e3,
+        )
 
     def _check(self, tenant: TenantConfig) -> None:
         if tenant.weight <= 0:
@@ -59,13 +67,14 @@ class ServiceLevels:
 DEFAULT_CLASSES = (
     ClassConfig("interactive", priority=0, max_wait_s=5.0),
     ClassConfig("standard"),
-    ClassConfig("background", priority=2, max_wait_s=300.0, tpot_ms=0.0),
+    ClassConfig("background", priority=2, max_wait_s=300.0, ttft_ms=0.0, tpot_ms=0.0),
 )
 
 
 def _objective(own: ClassConfig, base: ObjectiveConfig) -> Objective:
     tpot_ms = base.tpot_ms if own.tpot_ms is None else own.tpot_ms
-    return Objective(tpot_s=tpot_ms / 1e3 or math.inf)
+    ttft_ms = base.ttft_ms if own.ttft_ms is None else own.ttft_ms
+    return Objective(tpot_ms / 1e3 or math.inf, ttft_ms / 1e3 or math.inf, own.deadline_ms / 1e3 or math.inf)
 
 
 def _check_names(table: str, names: Sequence[str]) -> None:

@@ -85,6 +85,15 @@ class _EngineCollector(Collector):
             error, bias = "Of the last steps' predicted time.", "The same with its sign: above 0 for slower steps."
             yield self._family(GaugeMetricFamily, "step_time_relative_error", error, stats.step_time_error)
             yield self._family(GaugeMetricFamily, "step_time_relative_bias", bias, stats.step_time_bias)
+        if stats.ttft_error is not None and stats.ttft_bias is not None:
+            error, bias = "Of the last first tokens' predicted time.", "The same with its sign: above 0 for later ones."
+            yield self._family(GaugeMetricFamily, "ttft_relative_error", error, stats.ttft_error)
+            yield self._family(GaugeMetricFamily, "ttft_relative_bias", bias, stats.ttft_bias)
+        yield self._deadlines(stats.deadline_outcomes)
+        cached = {"hit": stats.num_cached_tokens, "miss": stats.num_prompt_tokens - stats.num_cached_tokens}
+        found = "Prompt tokens found in the prefix cache, and computed."
+        yield self._by_label(CounterMetricFamily, "prefix_cache_tokens", found, "result", cached)
+        yield self._family(CounterMetricFamily, "kv_evictions", "Cached KV blocks given up.", stats.num_evictions)
         if stats.queue_seconds is not None:
             yield self._histogram("queue_seconds", "From admission to the first step.", stats.queue_seconds)
         if stats.step_seconds is not None:
@@ -94,6 +103,17 @@ class _EngineCollector(Collector):
         family = HistogramMetricFamily(f"headway_{name}", documentation, labels=["model"])
         bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
         family.add_metric([self._model], list(zip(bounds, accumulate(counts.counts), strict=True)), counts.total)
+        return family
+
+    def _deadlines(self, outcomes: Mapping[tuple[bool, bool], int]) -> Metric:
+        """Whether first tokens were in time for their deadline, by what was expected. A false refusal, had it been one,
+        is expected late and in time."""
+        labels = ["model", "expected", "actual"]
+        family = CounterMetricFamily("headway_deadlines", "First tokens with a deadline.", labels=labels)
+        for expected in (False, True):
+            for actual in (False, True):
+                names = ["late" if is_late else "in_time" for is_late in (expected, actual)]
+                family.add_metric([self._model, *names], outcomes.get((expected, actual), 0))
         return family
 
     def _by_label(self, kind: Kind, name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:

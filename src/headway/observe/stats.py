@@ -19,7 +19,10 @@ class EngineStats:
     has. ``finished`` counts by finish reason, ``kv_blocks`` by state (used, cached, free). ``queue_seconds`` are from
     admission to the first step, ``step_seconds`` what the device spent on a step. ``step_time_error`` and
     ``step_time_bias`` are the mean of (measured - predicted) / measured over the last steps, without its sign and with
-    it; None where no step is predicted.
+    it; None where no step is predicted. ``ttft_error`` and ``ttft_bias`` are the same of the last first tokens.
+    ``deadline_outcomes`` counts first tokens with a deadline by (was expected late, was late). Of ``num_prompt_tokens``
+    in all prompts that were begun, ``num_cached_tokens`` were found in the prefix cache, which has given up
+    ``num_evictions`` blocks.
     """
 
     num_steps: int = 0
@@ -33,4 +36,10 @@ class EngineStats:
     step_seconds: HistogramCounts | None = None
     step_time_error: float | None = None
     step_time_bias: float | None = None
+    ttft_error: float | None = None
+    ttft_bias: float | None = None
+    deadline_outcomes: Mapping[tuple[bool, bool], int] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_evictions: int = 0
     fault: str | None = None

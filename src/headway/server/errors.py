@@ -7,6 +7,7 @@ unless told otherwise, so a final answer carries ``x-should-retry: false``, a te
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -53,8 +54,12 @@ class ApiError(HeadwayError):
 
 
 def unavailable(message: str, code: str, retry_after_s: float, numbers: Mapping[str, Any] | None = None) -> ApiError:
-    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    headers = _retry_after(retry_after_s)
     return ApiError(503, message, code=code, kind="service_unavailable", headers=headers, numbers=numbers)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -75,14 +80,12 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def _refusal(refusal: Refusal) -> ApiError:
-    numbers = {
-        "setting": refusal.setting,
-        "limit": refusal.limit,
-        "needed_tokens": refusal.needed_tokens,
-        "needed_blocks": refusal.needed_blocks,
-        "free_blocks": refusal.free_blocks,
-        "total_blocks": refusal.total_blocks,
-    }
+    numbers = {name: value for name, value in asdict(refusal).items() if name not in ("reason", "message")}
+    if refusal.reason is RefusalReason.OVER_QUOTA:
+        headers = _retry_after(refusal.retry_after_s or 1.0)
+        return ApiError(
+            429, refusal.message, code="over_quota", kind="rate_limit_error", headers=headers, numbers=numbers
+        )
     if refusal.is_retryable:
         return unavailable(refusal.message, refusal.reason.value, refusal.retry_after_s or 1.0, numbers)
     code = "context_length_exceeded" if refusal.reason is RefusalReason.TOO_LONG else refusal.reason.value

@@ -58,10 +58,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     # planned here
     "allow_fallback": (False,),
-    "deadline_ms": (),
     "explain": (False,),
-    "tpot_ms": (),
-    "ttft_ms": (),
 }
 
 

@@ -140,6 +140,9 @@ class Intake:
                 include_stop=body.include_stop_str_in_output,
                 skip_special_tokens=body.skip_special_tokens,
                 label=label,
+                ttft_ms=body.ttft_ms,
+                tpot_ms=body.tpot_ms,
+                deadline_ms=body.deadline_ms,
             )
             for prompt in prompts
             for choice in range(n)

@@ -119,6 +119,9 @@ class SamplingFields(Model):
     logit_bias: Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    deadline_ms: float | None = None
     # Labels: accepted, and without effect on the answer.
     user: str | None = None
     safety_identifier: str | None = None
