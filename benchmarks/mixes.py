@@ -42,21 +42,20 @@ CHUNKS = (512, 128)  # of the fixed policy
 
 
 @dataclass(frozen=True)
-class Mix:
-    """``shrink`` divides lengths; ``rates`` are of requests a second."""
+class Kind:
+    """Requests of one trace from ``first`` on. ``shrink`` divides lengths, ``is_poisson`` replaces arrivals that are
+    recorded in steps of seconds."""
 
-    name: str
     trace: str
     objective: Objective
-    rates: tuple[float, ...]
-    first: int = 0  # request of the trace
+    first: int = 0
     shrink: int = 1
-    is_poisson: bool = False  # arrivals, in place of the trace's
+    is_poisson: bool = False
 
     def requests(self, data: Path, count: int, max_context: int) -> list[PlannedRequest]:
         wanted = [self._cut(r, max_context) for r in read_trace(data / self.trace)[self.first : self.first + count]]
-        moments = arrivals(count, 1.0, random.Random(0)) if self.is_poisson else [r.at_s - wanted[0].at_s for r in wanted]
-        return [replace(request, at_s=at_s) for request, at_s in zip(wanted, moments, strict=True)]
+        moments = arrivals(count, 1.0, random.Random(0)) if self.is_poisson else [r.at_s for r in wanted]
+        return [replace(request, at_s=at - moments[0]) for request, at in zip(wanted, moments, strict=True)]
 
     def _cut(self, request: PlannedRequest, max_context: int) -> PlannedRequest:
         output = max(1, min(request.num_output_tokens, max_context // 4))
@@ -64,29 +63,48 @@ class Mix:
         return replace(request, num_input_tokens=prompt, num_output_tokens=output)
 
 
-MIXES = (
-    Mix(
-        "chat",
-        "azure_llm_2023/AzureLLMInferenceTrace_conv.csv",
-        Objective(ttft_s=2.0, tpot_s=0.05),
-        (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4),
-    ),
-    Mix(
-        "code",
-        "azure_llm_2023/AzureLLMInferenceTrace_code.csv",
-        Objective(ttft_s=2.0, tpot_s=0.05),
-        (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0),
-        first=2000,
-        shrink=2,
-    ),
-    Mix(
-        "documents",
+KINDS = {
+    "chat": Kind("azure_llm_2023/AzureLLMInferenceTrace_conv.csv", Objective(ttft_s=1.0, tpot_s=0.05), 2000, shrink=2),
+    "code": Kind("azure_llm_2023/AzureLLMInferenceTrace_code.csv", Objective(ttft_s=2.0, tpot_s=0.05), 2000, shrink=2),
+    "documents": Kind(
         "mooncake_fast25/conversation_trace_ranges.csv",
-        Objective(ttft_s=10.0, tpot_s=0.05),
-        (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6),
+        Objective(ttft_s=20.0, tpot_s=0.05),
         shrink=4,
         is_poisson=True,
     ),
+}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """So many of a hundred requests of each kind, each kind with its own arrivals; ``rates`` are of all together."""
+
+    shares: dict[str, int]
+    rates: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{share} % {kind}" for kind, share in self.shares.items())
+
+    def arrivals(self, data: Path, count: int, max_context: int, rate: float) -> list[Arrival]:
+        planned = []
+        for name, share in self.shares.items():
+            kind = KINDS[name]
+            requests = kind.requests(data, count * share // 100, max_context)
+            planned += [
+                Arrival(request.at_s, request.num_input_tokens, request.num_output_tokens, kind.objective)
+                for request in at_rate(requests, rate * share / 100)
+            ]
+        return sorted(planned, key=lambda arrival: arrival.at_s)
+
+
+_RATES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0)
+MIXES = (
+    Mix({"chat": 100}, _RATES),
+    Mix({"code": 100}, _RATES),
+    Mix({"chat": 70, "code": 30}, _RATES),
+    Mix({"chat": 90, "documents": 10}, _RATES),
+    Mix({"chat": 60, "code": 30, "documents": 10}, _RATES),
 )
 
 
@@ -112,27 +130,24 @@ class Policies:
         return CoreLoad(executor, EngineConfig(fixed), None, clock).run(arrivals)
 
 
-def measure(policies: Policies, mix: Mix, requests: list[PlannedRequest]) -> Iterator[dict[str, Any]]:
+def measure(policies: Policies, mix: Mix, data: Path, count: int) -> Iterator[dict[str, Any]]:
     missed = dict.fromkeys(policies.names(), 0)
     for rate in track(mix.rates, mix.name, transient=True):
-        arrivals = [
-            Arrival(r.at_s, r.num_input_tokens, r.num_output_tokens, mix.objective) for r in at_rate(requests, rate)
-        ]
+        planned = mix.arrivals(data, count, policies.executor.info.max_context, rate)
         for name in policies.names():
             if missed[name] < MISSES:
-                run = summary(mix, rate, name, policies.run(name, arrivals))
+                run = summary(mix, rate, name, policies.run(name, planned))
                 missed[name] += run["attainment"] < GOODPUT_ATTAINMENT
                 yield run
 
 
 def summary(mix: Mix, rate: float, policy: str, served: list[Served]) -> dict[str, Any]:
     ttft = [one.ttft_s for one in served if one.ttft_s is not None]
-    wanted = mix.objective
     return {
         "mix": mix.name,
         "rate": rate,
         "policy": policy,
-        "attainment": sum(one.meets(wanted.ttft_s, wanted.tpot_s) for one in served) / len(served),
+        "attainment": sum(one.meets_objective for one in served) / len(served),
         "ttft_p50_s": percentile(ttft, 0.5),
         "ttft_p90_s": percentile(ttft, 0.9),
         "tpot_p90_s": percentile([one.tpot_s for one in served], 0.9),
@@ -159,16 +174,14 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--mixes", default=",".join(mix.name for mix in MIXES))
     parser.add_argument("--virtual", action="store_true")
     args = parser.parse_args()
     config = load_config(overrides={"model.name": args.model, "cache.memory_bytes": KV_BYTES})
     executor = load_model(config).make_executor()
     policies = Policies(executor, config.scheduler, calibrated(executor), args.virtual)
     runs = []
-    for mix in (mix for mix in MIXES if mix.name in args.mixes.split(",")):
-        requests = mix.requests(args.data, args.requests, executor.info.max_context)
-        runs += list(measure(policies, mix, requests))
+    for mix in MIXES:
+        runs += list(measure(policies, mix, args.data, args.requests))
     Console().print(table(runs, policies.names()))
     result = {"command": recorded_command(), "machine": machine(), "is_virtual": args.virtual, "runs": runs}
     suffix = "-virtual" if args.virtual else ""

@@ -67,8 +67,10 @@ class Served:
         )
         return (last - first) / num_after if first is not None and last is not None and num_after > 0 else 0.0
 
-    def meets(self, ttft_s: float, tpot_s: float) -> bool:
-        return self.ttft_s is not None and self.ttft_s <= ttft_s and self.tpot_s <= tpot_s
+    @property
+    def meets_objective(self) -> bool:
+        wanted = self.arrival.objective
+        return self.ttft_s is not None and self.ttft_s <= wanted.ttft_s and self.tpot_s <= wanted.tpot_s
 
 
 class WallClock:
