@@ -9,6 +9,9 @@
 // kept as bytes as well, or become bytes on the way, in registers for a few rows. Nothing is left to do at a group's end. A weight
 // is rounded by at most a 254th of the largest of its panel; its own 4 bits have rounded it by a 30th of the range of its group.
 #pragma once
+#include <array>
+#include <utility>
+
 #include "matrix_unit.hpp"
 #include "simd.hpp"
 #include "types.hpp"
@@ -141,11 +144,11 @@ template <int M> struct DotsOfBytes {
   __m512i low_total(int m) const { return _mm512_add_epi32(low[m][0], low[m][1]); }
 };
 
-// Rows row .. row + M - 1, of one tile.
+// Rows row .. row + M - 1, of the first tile.
 template <template <int> class Dots, int M>
 inline void few_rows(const PackedMatrix& w, int block, const FixedRows& x, int row, const LinearOutput& out) {
   const int pairs = w.k / 64, panel_pairs = w.fixed.panel / 64, panels = w.fixed.panels;
-  const size_t first = size_t(row / kFixedTile * kFixedTile) * w.k + size_t(row % kFixedTile) * 64;
+  const size_t first = size_t(row) * 64;
   f32x16 acc[M] = {};
   for (int start = 0, p = 0; start < pairs; start += panel_pairs, p++) {
     const int end = start + panel_pairs < pairs ? start + panel_pairs : pairs;
@@ -205,9 +208,12 @@ constexpr TileShapes linear_shapes(int rows) {
   shapes.shape(7, 16, 64);
   return shapes;
 }
+template <size_t... Rows> constexpr std::array<TileShapes, kFixedTile> all_linear_shapes(std::index_sequence<Rows...>) {
+  return {linear_shapes(int(Rows) + 1)...};
+}
 inline void use_linear_tiles(int rows) {
-  static constexpr TileShapes few = linear_shapes(8), many = linear_shapes(kFixedTile);
-  use_tiles(rows > 8 ? many : few);
+  static constexpr auto shapes = all_linear_shapes(std::make_index_sequence<kFixedTile>());
+  use_tiles(shapes[rows - 1]);
 }
 
 // Exact sums of a tile of rows with one block's weights, for either plane of inputs.
@@ -221,7 +227,7 @@ struct Ahead {
   int bytes;
 };
 
-// 16 rows times some pairs of groups of one block's bytes, or two blocks'.
+// A tile of rows times some pairs of groups of one block's bytes, or two blocks'.
 template <int B>
 inline void multiply_tile(const int8_t* high, const int8_t* low, const uint8_t* const bytes[B], int pairs, Ahead ahead, TileSums sums[B]) {
   before_tile_loads();
@@ -275,7 +281,7 @@ inline void add_rows(const PackedMatrix& w, int block, int panel, const FixedRow
 }
 inline void add_panel(const PackedMatrix& w, int block, int panel, const FixedRows& x, int row, int rows, const TileSums& sums,
                       const LinearOutput& out) {
-  const int count = rows - row < kFixedTile ? rows - row : kFixedTile;
+  const int count = rows - row < x.tile_rows ? rows - row : x.tile_rows;
   if ((block + 1) * kLanes <= w.n) add_rows<true>(w, block, panel, x, row, count, sums, out);
   else add_rows<false>(w, block, panel, x, row, count, sums, out);
 }
@@ -296,12 +302,12 @@ template <int B> inline void many_rows(const PackedMatrix& w, int block, const F
         for (int t = 0; t < count; t++) bytes_of_pair(w, block + b, start + t, room[b] + t * kBytesOfPair);
     }
     // Each tile of rows fetches a share of the panel that comes next.
-    const int share = w.fixed.bytes ? int(kBytesOfPair) / ((rows + kFixedTile - 1) / kFixedTile) & -64 : 0;
+    const int tiles = (rows + x.tile_rows - 1) / x.tile_rows, share = w.fixed.bytes ? int(kBytesOfPair) / tiles & -64 : 0;
     Ahead ahead{bytes[0] + (start + count < pairs ? count : (B - 1) * pairs + count) * kBytesOfPair, share};
-    for (int row = 0; row < rows; row += kFixedTile, ahead.from += size_t(count) * share) {
-      const size_t at = size_t(row) * w.k + size_t(start) * 64 * kFixedTile;
+    for (int tile = 0; tile < tiles; tile++, ahead.from += size_t(count) * share) {
+      const size_t at = (size_t(tile) * w.k + size_t(start) * 64) * kFixedTile;
       multiply_tile<B>(x.high + at, x.low + at, bytes, count, ahead, sums);
-      for (int b = 0; b < B; b++) add_panel(w, block + b, p, x, row, rows, sums[b], out);
+      for (int b = 0; b < B; b++) add_panel(w, block + b, p, x, tile * x.tile_rows, rows, sums[b], out);
     }
   }
 }
@@ -309,7 +315,7 @@ template <int B> inline void many_rows(const PackedMatrix& w, int block, const F
 inline void fixed_blocks(const PackedMatrix& w, int first, int last, const FixedRows& x, int rows, const LinearOutput& out) {
   const int few = !w.fixed.multiplier ? kFewRowsOfBytes : w.fixed.bytes ? kFewTile : kFewRows;
   if (rows > few) {
-    use_linear_tiles(rows);
+    use_linear_tiles(x.tile_rows);
     int block = first;
     for (; block + 2 <= last; block += 2) many_rows<2>(w, block, x, rows, out);
     if (block < last) many_rows<1>(w, block, x, rows, out);
@@ -328,7 +334,7 @@ inline void fixed_blocks(const PackedMatrix& w, int first, int last, const Fixed
 // Row `row` in fixed point: the largest magnitude of each panel becomes 8191.
 inline void fix_row(const float* x, int k, const FixedRows& out, int row) {
   const int panel = out.panel, panels = out.panels;
-  const size_t tile = size_t(row / kFixedTile) * kFixedTile * k + size_t(row % kFixedTile) * 64;
+  const size_t tile = size_t(row / out.tile_rows) * kFixedTile * k + size_t(row % out.tile_rows) * 64;
   for (int p = 0; p < panels; p++) {
     const int start = p * panel, end = start + panel < k ? start + panel : k;
     const size_t at = size_t(row) * panels + p;

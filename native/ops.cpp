@@ -101,12 +101,12 @@ struct LinearOp : Op {
       row = normed;
     }
     if (needs_int8) c.kernels.quantize_row(row, k, c.program.quantized(place, k), index, rows);
-    if (needs_fixed) c.kernels.fix_row(row, k, c.program.fixed(place, k), index);
+    if (needs_fixed) c.kernels.fix_row(row, k, c.program.fixed(place, k, rows), index);
   }
 
   LinearInput input(const Context& c, int first, int rows, int place) const {
     LinearInput input{rows, c.row(x, first), c.stride(x), c.program.quantized(place, k), {}};
-    if (needs_fixed) input.fixed = c.program.fixed(place, k);
+    if (needs_fixed) input.fixed = c.program.fixed(place, k, rows);
     if (spec.norm) input.x = c.program.staged(place, k), input.stride = k;
     return input;
   }

@@ -64,13 +64,14 @@ void Program::reserve_fixed(size_t rows, int k) {
   fixed_memory_ = std::make_unique<Memory>(padded * k * 2 + scales * (2 * sizeof(int32_t) + sizeof(float)));
   int8_t* bytes = reinterpret_cast<int8_t*>(fixed_memory_->data());
   int32_t* words = reinterpret_cast<int32_t*>(bytes + padded * k * 2);
-  fixed_ = {0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + scales * 2), words, words + scales};
+  fixed_ = {0, 0, 0, bytes, bytes + padded * k, reinterpret_cast<float*>(words + scales * 2), words, words + scales};
 }
 
-FixedRows Program::fixed(int row, int k) const {
+FixedRows Program::fixed(int row, int k, int rows) const {
   const int panel = fixed_panel(k), panels = (k + panel - 1) / panel;
   const size_t scales = size_t(row) * panels;
-  return {panel, panels, fixed_.high + size_t(row) * k, fixed_.low + size_t(row) * k, fixed_.scale + scales,
+  const int tiles = (rows + kFixedTile - 1) / kFixedTile;
+  return {(rows + tiles - 1) / tiles, panel, panels, fixed_.high + size_t(row) * k, fixed_.low + size_t(row) * k, fixed_.scale + scales,
           fixed_.high_sums + scales, fixed_.low_sums + scales};
 }
 

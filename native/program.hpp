@@ -101,7 +101,7 @@ class Program {
   // since they run one after another.
   float* staged(int row, int k) const { return reinterpret_cast<float*>(staged_->data()) + size_t(row) * k; }
   QuantizedRows quantized(int row, int k) const;
-  FixedRows fixed(int row, int k) const;  // `row` a multiple of kFixedTile
+  FixedRows fixed(int row, int k, int rows) const;  // `rows` rows, kept from `row` on, a multiple of kFixedTile
 
  private:
   struct Buffer {

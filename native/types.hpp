@@ -66,11 +66,13 @@ struct QuantizedRows {
   float* scaled_sum;
 };
 
-// Rows of 14-bit activations: x = scale * (128 * high + low), scaled by the largest value of each panel. Tiles of kFixedTile rows:
+// Rows of 14-bit activations: x = scale * (128 * high + low), scaled by the largest value of each panel. In tiles with room for
+// kFixedTile rows, of which `tile_rows` are used:
 //   high, low            [tile][k/64][row][64]
 //   scale                [row][panels]
 //   high_sums, low_sums  [row][panels]
 struct FixedRows {
+  int tile_rows;  // rows are spread evenly: the less of a tile is used, the less is loaded
   int panel, panels;
   int8_t* high;
   int8_t* low;
