@@ -3,11 +3,11 @@ import pytest
 from headway.core.block_pool import BlockPool
 
 
-def test_blocks_come_in_a_fixed_order_and_go_to_the_back():
+def test_blocks_come_in_a_fixed_order_the_last_to_come_back_first():
     pool = BlockPool(4)
     assert pool.take(2) == [0, 1]
     pool.release([1])
-    assert pool.take(3) == [2, 3, 1]
+    assert pool.take(3) == [1, 2, 3]
     assert (pool.num_free, pool.num_referenced) == (0, 4)
 
 
