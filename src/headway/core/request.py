@@ -102,6 +102,7 @@ class Request:
     num_charged_tokens: int = 0  # computed at least once, or found cached
     prefix_keys: list[bytes] = field(default_factory=list)  # of its first full blocks, as many as were asked for
     num_cached_tokens: int = 0  # of the prompt, found computed when it first ran
+    began_s: float = 0.0  # when it first ran
     first_token_s: float | None = None  # when it came
     last_token_s: float | None = None
     finish_reason: FinishReason | None = None

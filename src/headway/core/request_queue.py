@@ -65,6 +65,10 @@ class RequestQueue(ABC):
     def ahead_of(self, request: Request, now: float) -> Iterator[Request]:
         """Those that would be admitted before this request, which has not joined yet, if no other came."""
 
+    def row_share(self, tenant: str, now: float) -> float:
+        """The part of the rows that a tenant may hold when few are left."""
+        return 1.0
+
     @property
     def services(self) -> Mapping[str, float]:
         """Weighted tokens given to each tenant, where the policy counts them."""
@@ -150,7 +154,7 @@ class FairShare(RequestQueue):
         self._now = 0.0  # of the last look
 
     def add(self, request: Request) -> None:
-        self.tenants.enter(request.tenant)
+        self.tenants.enter(request.tenant, request.arrival_s)
         if request.request_class not in self._classes:
             self._classes[request.request_class] = _ClassQueue(request.arrival_s)
             self._classes = dict(sorted(self._classes.items(), key=lambda item: item[0].priority))
@@ -192,12 +196,16 @@ class FairShare(RequestQueue):
         return max(candidates, key=lambda request: self.tenants.service(request.tenant))
 
     def prefill_order(self, begun: Sequence[Request], now: float) -> list[Request]:
-        return sorted(begun, key=lambda request: (request.request_class.priority, _urgency(request, now)))
+        def order(request: Request) -> tuple[int, bool, tuple[bool, float, int]]:
+            is_overdue = _is_overdue(request, request.began_s, now)
+            return request.request_class.priority, not is_overdue, _urgency(request, now)
+
+        return sorted(begun, key=order)
 
     def goes_first(self, newcomer: Request, begun: Request, now: float) -> bool:
         """Of a higher class, or of the same one, more urgent and of a tenant that has not had more. But no one goes
         before a request that has waited too long, nor before one that was let in again."""
-        if begun.num_preemptions or now - begun.arrival_s >= begun.request_class.max_wait_s:
+        if begun.num_preemptions or _is_overdue(begun, begun.began_s, now):
             return False
         above = begun.request_class.priority - newcomer.request_class.priority
         if above or newcomer.num_preemptions:
@@ -212,6 +220,9 @@ class FairShare(RequestQueue):
                 yield from queue.in_turn(self.tenants, now)
         its_own = self._classes.get(request.request_class, _ClassQueue(now))
         yield from takewhile(lambda other: other is not request, its_own.in_turn(self.tenants, now, request))
+
+    def row_share(self, tenant: str, now: float) -> float:
+        return self.tenants.share(tenant, now)
 
     @property
     def services(self) -> Mapping[str, float]:
@@ -270,7 +281,7 @@ class _ClassQueue:
         if joining is not None:
             waiting.setdefault(joining.tenant, []).append(joining)
         for own in waiting.values():
-            own.sort(key=lambda request: _urgency(request, now), reverse=True)
+            own.sort(key=lambda r: (not _is_overdue(r, r.arrival_s, now), _urgency(r, now)), reverse=True)
         turns = [(tenants.service_if_active(tenant), number, tenant) for number, tenant in enumerate(waiting)]
         heapify(turns)
         while turns:
@@ -312,7 +323,7 @@ class _TenantQueue:
     def next(self, now: float, num_cached: CountCached) -> Request:
         oldest = next(iter(self._by_arrival.values()))
         first = bisect_left(self._by_start, (now,))
-        if now - oldest.arrival_s >= oldest.request_class.max_wait_s or first == len(self._by_start):
+        if _is_overdue(oldest, oldest.arrival_s, now) or first == len(self._by_start):
             return oldest
         window = [entry[2] for entry in self._by_start[first : first + self.WINDOW]]
         most_cached = max(window, key=num_cached) if len(window) > 1 else window[0]
@@ -326,12 +337,13 @@ def _rank(request: Request) -> tuple[int, int]:
     return request.request_class.priority, request.number
 
 
-def _urgency(request: Request, now: float) -> tuple[int, float, int]:
-    """Smaller is more urgent: waited too long, by arrival; can be in time, by when it must go on; late, by arrival."""
-    left = 1 - request.num_computed_tokens / request.num_prompt_tokens
-    must_go_on_s = request.arrival_s + request.objective.ttft_s - max(0.0, left) * request.prefill_s
-    if now - request.arrival_s >= request.request_class.max_wait_s:
-        return 0, request.arrival_s, request.number
-    if must_go_on_s < now:
-        return 2, request.arrival_s, request.number
-    return 1, must_go_on_s, request.number
+def _is_overdue(request: Request, since_s: float, now: float) -> bool:
+    return now - since_s >= request.request_class.max_wait_s
+
+
+def _urgency(request: Request, now: float) -> tuple[bool, float, int]:
+    """Smaller is more urgent: who can be in time, by when it must go on; then who is late, by arrival."""
+    left = max(0.0, 1 - request.num_computed_tokens / request.num_prompt_tokens)
+    must_go_on_s = request.arrival_s + request.objective.ttft_s - left * request.prefill_s
+    is_late = must_go_on_s < now
+    return is_late, request.arrival_s if is_late else must_go_on_s, request.number

@@ -27,6 +27,8 @@ from headway.core.step_time import StepTimes
 from headway.core.tenants import DECODE_WEIGHT, PREFILL_WEIGHT
 from headway.errors import ConfigError
 
+ROWS_KEPT = 8  # one of so many rows is not for tenants that have more than their part
+
 
 class Scheduler:
     """Owns every unfinished request: the queue of those that wait, and the list of those that run.
@@ -222,33 +224,37 @@ class Scheduler:
         while step.budget.has_prefill_room and (waiting or can_admit):
             newcomer = self._newcomer(step, now) if can_admit else None
             if newcomer is not None and (not waiting or self._queue.goes_first(newcomer, waiting[0], now)):
-                can_admit = self._admit(step, newcomer)
+                can_admit = self._admit(step, newcomer, now)
             elif waiting:
                 self._prefill(step, waiting.popleft(), ())
             else:
                 return
 
     def _newcomer(self, step: "_StepPlan", now: float) -> Request | None:
-        """The queue's next, but of tenants that hold their share of the pool."""
+        """The queue's next, but of tenants that hold their share of the pool or of the rows."""
         if len(self._running) >= self.max_running:
             return None
         while (request := self._queue.peek(now, step.full_tenants)) is not None:
-            if self._is_within_share(request):
+            if self._is_within_share(request, now):
                 # A preempted request's tokens in flight are not known yet, so it cannot be described to the executor.
                 return None if request.num_pending_tokens else request
             step.full_tenants.append(request.tenant)
         return None
 
-    def _is_within_share(self, request: Request) -> bool:
-        """A tenant may always have one request that runs."""
-        share = self._quotas.kv_share(request.tenant)
-        if share == 1.0:
+    def _is_within_share(self, request: Request, now: float) -> bool:
+        """A tenant may always have one request that runs. The last rows are for tenants that have not had their part:
+        whoever comes back finds one, however many requests of others there are."""
+        kv_share = self._quotas.kv_share(request.tenant)
+        is_scarce = self.max_running - len(self._running) <= self.max_running // ROWS_KEPT
+        if kv_share == 1.0 and not is_scarce:
             return True
-        num_held = self._kv.num_blocks_of(other for other in self._running if other.tenant == request.tenant)
+        own = [other for other in self._running if other.tenant == request.tenant]
+        if is_scarce and len(own) > self._queue.row_share(request.tenant, now) * self.max_running:
+            return False
         num_needed = -(-max(request.num_expected_tokens, request.num_tokens) // self._kv.block_size)
-        return num_held == 0 or num_held + num_needed <= share * self._kv.num_blocks
+        return not own or self._kv.num_blocks_of(own) + num_needed <= kv_share * self._kv.num_blocks
 
-    def _admit(self, step: "_StepPlan", request: Request) -> bool:
+    def _admit(self, step: "_StepPlan", request: Request, now: float) -> bool:
         """Lets it run if it fits. Blocks for all its known tokens are taken at once, so no two requests can each hold
         half of what they need, and some are left for all that run to grow into (``Reserve``): the newcomer is not let
         in only to be thrown out."""
@@ -262,6 +268,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = grant.num_cached_tokens
         if request.num_preemptions == 0:
+            request.began_s = now
             request.num_cached_tokens = request.num_charged_tokens = grant.num_cached_tokens
             self.num_prompt_tokens += request.num_prompt_tokens
             self.num_cached_tokens += grant.num_cached_tokens

@@ -1,9 +1,11 @@
 """Who has had how much: service by tenant, in tokens, over weights."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+LATELY_S = 60.0
 EVERY_OTHER = "*"  # in place of a name: every tenant without an entry of its own
 PREFILL_WEIGHT, DECODE_WEIGHT = 1, 2  # of a computed token: a decode reads all weights for one
 
@@ -40,6 +42,7 @@ class Tenants:
         """Tenants without a weight have that of ``*``, or 1."""
         self._weights = weights or {}
         self._accounts: dict[str, Account] = {}
+        self._seen_s: OrderedDict[str, float] = OrderedDict()  # when each last sent something, the longest ago first
 
     def __len__(self) -> int:
         """How many accounts there are."""
@@ -63,8 +66,18 @@ class Tenants:
             return account.service
         return max(0.0 if account is None else account.service, self._least_active())
 
-    def enter(self, tenant: str) -> None:
+    def share(self, tenant: str, now: float) -> float:
+        """Its weight, of those of all tenants that sent something lately."""
+        while self._seen_s and now - next(iter(self._seen_s.values())) > LATELY_S:
+            self._seen_s.popitem(last=False)
+        weight = self.weight(tenant)
+        others = sum(self.weight(other) for other in self._seen_s if other != tenant)
+        return weight / (weight + others)
+
+    def enter(self, tenant: str, now: float) -> None:
         """A request of the tenant has come."""
+        self._seen_s[tenant] = now
+        self._seen_s.move_to_end(tenant)
         service = self.service_if_active(tenant)
         account = self._accounts.get(tenant)
         if account is None:
