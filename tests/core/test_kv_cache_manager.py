@@ -2,7 +2,7 @@ import pytest
 
 from fakes import make_request
 from headway.core.kv_cache_manager import Grant, KVCacheManager
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request, RequestClass, SamplingParams
 
 
 def request_of(request_id: str, token_ids, salt: str = "") -> Request:
@@ -158,3 +158,27 @@ def test_without_the_cache_nothing_is_kept():
     computed(kv, first)
     kv.free(first)
     assert (kv.num_cached_blocks, kv.num_cached_tokens(request_of("b", range(11)))) == (0, 0)
+
+
+def test_what_another_computes_is_on_its_way_until_it_is_there():
+    kv = KVCacheManager(num_blocks=16, block_size=4)
+    first, second, other = make_request("a", 11), make_request("b", 11), make_request("c", 11)
+    other.cache_salt = "another tenant"
+    assert not kv.is_coming(second)
+    kv.allocate(first, 11)
+    assert kv.is_coming(second) and not kv.is_coming(other)
+    kv.confirm(first, kv.table(first), 4)
+    assert kv.is_coming(second), "its second block is"
+    kv.confirm(first, kv.table(first), 11)
+    assert not kv.is_coming(second) and kv.num_cached_tokens(second) == 8
+
+
+def test_nothing_is_on_its_way_from_who_has_left_or_is_of_a_lower_class():
+    kv = KVCacheManager(num_blocks=16, block_size=4)
+    first, second = make_request("a", 11), make_request("b", 11)
+    kv.allocate(first, 11)
+    kv.free(first)
+    assert not kv.is_coming(second)
+    first.request_class = RequestClass("background", 2)
+    kv.allocate(first, 11)
+    assert not kv.is_coming(second)

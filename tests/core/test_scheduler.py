@@ -268,7 +268,7 @@ class TestErrors:
     @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
     def test_a_failed_step_ends_the_requests_in_it_and_no_others(self, max_in_flight):
         info = make_info(max_batch_rows=2)
-        driver, executor = make_driver(info, SchedulerConfig(max_in_flight=max_in_flight))
+        driver, executor = make_driver(info, SchedulerConfig(max_in_flight=max_in_flight), prefix_cache=False)
         executor.failing_steps = {1}
         requests = [make_request(name) for name in "abc"]
         for request in requests:
@@ -282,7 +282,7 @@ class TestErrors:
 
 
 def test_ended_requests_are_released_with_the_next_batch_once():
-    driver, executor = make_driver()
+    driver, executor = make_driver(prefix_cache=False)
     driver.add(make_request("a", max_tokens=1))
     driver.add(make_request("b", max_tokens=3))
     driver.add(make_request("never-ran", max_tokens=3))
@@ -316,3 +316,25 @@ def test_status_follows_the_life_of_a_request():
         driver.finish()
     assert seen >= {RequestStatus.RUNNING, RequestStatus.PREEMPTED}
     assert a.status is b.status is RequestStatus.FINISHED
+
+
+def test_of_several_requests_with_one_prompt_the_first_computes_it_and_the_others_find_it():
+    driver, executor = make_driver(make_info(block_size=4, max_batch_tokens=16))
+    names = [f"choice{number}" for number in range(4)]
+    for name in names:
+        driver.add(make_request(name, num_prompt_tokens=40, max_tokens=3))
+    driver.run()
+    prefilled = [sum(row.num_tokens for row in batch.rows if row.start < 40) for batch in executor.batches]
+    assert sum(prefilled) == 40 + 3 * 4, "the others compute the last block, which has their last token"
+    assert driver.core.num_cached_tokens == 3 * 36
+
+
+def test_who_shares_nothing_goes_before_those_who_wait_for_a_prompt():
+    driver, executor = make_driver(make_info(block_size=4, max_batch_tokens=16))
+    for name in ("a", "b"):
+        driver.add(make_request(name, num_prompt_tokens=60, max_tokens=3))
+    driver.add(other := make_request("c", num_prompt_tokens=3, max_tokens=3))
+    other.prompt_token_ids = (7, 8, 9)
+    driver.run()
+    admissions = [new.request_id for batch in executor.batches for new in batch.admitted]
+    assert admissions == ["a", "c", "b"]

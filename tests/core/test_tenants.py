@@ -10,7 +10,6 @@ def test_a_weight_divides_what_is_charged():
     for tenant in "ab":
         tenants.charge(tenant, 12)
     assert (tenants.service("a"), tenants.service("b")) == (6.0, 12.0)
-    assert tenants.least_served("ba") == "a"
 
 
 def test_who_comes_back_is_lifted_to_the_least_active():

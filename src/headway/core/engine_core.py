@@ -62,7 +62,7 @@ class EngineCore:
         self._kv = KVCacheManager(info.num_blocks, info.block_size, config.prefix_cache)
         quotas = Quotas(config.tenants)
         weights = {tenant.name: tenant.weight for tenant in config.tenants}
-        queue = make_queue(config.scheduler.policy, weights, self._kv.num_cached_tokens)
+        queue = make_queue(config.scheduler.policy, weights, self._kv.num_cached_tokens, self._kv.is_coming)
         reserve = Reserve(config.memory, info.num_blocks, info.block_size, self.history.lengths)
         self._scheduler = Scheduler(config.scheduler, info, self._kv, queue, reserve, self.history, quotas, step_times)
         self._door = AdmissionControl(info, config, self._kv, self._scheduler, self.history, quotas, step_times)

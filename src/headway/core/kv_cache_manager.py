@@ -23,11 +23,13 @@ _NOTHING = Grant(())
 class BlockTable:
     """One stay of a request in the pool. After a preemption it gets another, and steps still in flight belong to this.
 
-    ``num_named`` of its blocks, the first, have their keys.
+    ``num_named`` of its blocks, the first, have their keys; ``coming`` is the key of the next, where it is the one that
+    computes it for others too.
     """
 
     block_ids: list[int] = field(default_factory=list)
     num_named: int = 0
+    coming: bytes | None = None
 
 
 class KVCacheManager:
@@ -45,7 +47,8 @@ class KVCacheManager:
 
     A request that begins with the same 8 tokens and a token more is given 7 and 2 again and computes the rest. Blocks
     are shared only when they are full and computed, and nobody writes a block that has a key: at least the last token
-    of a request is always computed anew, in a block of its own.
+    of a request is always computed anew, in a block of its own. So there is nothing to copy on a write either: several
+    answers to one prompt share its full blocks, once the first has computed them (``is_coming``).
 
     Freed blocks may be handed out at once, while steps already submitted still write them: steps run in the order they
     are submitted, and a block's next owner appears only in a later step.
@@ -56,6 +59,7 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self._pool = BlockPool(num_blocks)
         self._tables: dict[str, BlockTable] = {}
+        self._coming: dict[bytes, Request] = {}  # by the key of the block that it computes next
 
     @property
     def num_blocks(self) -> int:
@@ -84,6 +88,16 @@ class KVCacheManager:
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens that the request would find computed if it were given blocks now."""
         return len(self._find_prefix(request)) * self.block_size
+
+    def is_coming(self, request: Request) -> bool:
+        """Whether a request that runs is computing what this one would have to compute first."""
+        if not self.prefix_cache:
+            return False
+        index = len(self._find_prefix(request))
+        if index >= self._num_findable(request):
+            return False
+        other = self._coming.get(request.prefix_keys[index])
+        return other is not None and other.request_class.priority <= request.request_class.priority
 
     def num_blocks_of(self, requests: Iterable[Request]) -> int:
         """Blocks in the tables of these requests; one that several share counts for each."""
@@ -114,12 +128,14 @@ class KVCacheManager:
         for index in range(table.num_named, num_full):
             self._pool.name(table.block_ids[index], request.prefix_keys[index])
         table.num_named = num_full
+        self._announce(request, table)
 
     def free(self, request: Request) -> None:
         """Forgets the request's table; a request without one is no error. The end of a prefix is evicted before its
         beginning, without which it is of no use."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
+            self._withdraw(table)
             self._pool.release(reversed(table.block_ids))
 
     def check_integrity(self) -> None:
@@ -146,6 +162,7 @@ class KVCacheManager:
         taken = self._take_missing(table, num_tokens, available)
         assert taken is not None
         self._tables[request.request_id] = table
+        self._announce(request, table)
         return Grant((*prefix, *taken), len(prefix) * self.block_size)
 
     def _take_missing(self, table: BlockTable, num_tokens: int, available: int) -> tuple[int, ...] | None:
@@ -163,14 +180,32 @@ class KVCacheManager:
         found: list[int] = []
         if not self.prefix_cache:
             return found
-        num_known = request.num_prompt_tokens + len(request.output_token_ids)
-        for index in range((num_known - 1) // self.block_size):
+        for index in range(self._num_findable(request)):
             self._work_out_keys(request, index + 1)
             block_id = self._pool.find(request.prefix_keys[index])
             if block_id is None:
                 break
             found.append(block_id)
         return found
+
+    def _num_findable(self, request: Request) -> int:
+        """Full blocks of known tokens, but for the last token, which is always computed."""
+        return (request.num_prompt_tokens + len(request.output_token_ids) - 1) // self.block_size
+
+    def _announce(self, request: Request, table: BlockTable) -> None:
+        """The next block of the prompt that this request computes is on its way, if nobody else has begun it."""
+        self._withdraw(table)
+        index = table.num_named
+        if self.prefix_cache and (index + 1) * self.block_size <= request.num_prompt_tokens:
+            self._work_out_keys(request, index + 1)
+            key = request.prefix_keys[index]
+            if self._coming.setdefault(key, request) is request:
+                table.coming = key
+
+    def _withdraw(self, table: BlockTable) -> None:
+        if table.coming is not None:
+            del self._coming[table.coming]
+            table.coming = None
 
     def _work_out_keys(self, request: Request, count: int) -> None:
         """They follow from the tokens alone, so they are worked out once, however often the request waits or stays."""

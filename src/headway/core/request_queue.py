@@ -5,13 +5,14 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from headway.core.request import Request, RequestClass
 from headway.core.tenants import DECODE_WEIGHT, PREFILL_WEIGHT, Tenants
 from headway.errors import ConfigError
 
 CountCached = Callable[[Request], int]  # tokens of a request that would be found computed
+MustWait = Callable[[Request], bool]  # whether it would compute what another is computing
 
 
 class RequestQueue(ABC):
@@ -78,10 +79,15 @@ class RequestQueue(ABC):
     def __len__(self) -> int: ...
 
 
-def make_queue(policy: str, weights: Mapping[str, float], num_cached: CountCached = lambda request: 0) -> RequestQueue:
-    """``weights`` of tenants and cached tokens, for the policy that asks. ConfigError for one that is not there."""
+def make_queue(
+    policy: str,
+    weights: Mapping[str, float],
+    num_cached: CountCached = lambda request: 0,
+    must_wait: MustWait = lambda request: False,
+) -> RequestQueue:
+    """``weights`` of tenants and what is cached, for the policy that asks. ConfigError for one that is not there."""
     if policy == "fair":
-        return FairShare(weights, num_cached)
+        return FairShare(weights, num_cached, must_wait)
     if policy == "fcfs":
         return FirstComeFirstServed()
     raise ConfigError(f"scheduler.policy is {policy!r}; it can be fair or fcfs")
@@ -144,10 +150,16 @@ class FairShare(RequestQueue):
     after ``max_wait_s`` but those that arrived earlier.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None, num_cached: CountCached = lambda request: 0) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        num_cached: CountCached = lambda request: 0,
+        must_wait: MustWait = lambda request: False,
+    ) -> None:
         """``weights`` of tenants; others have 1."""
         self.tenants = Tenants(weights)
         self._num_cached = num_cached
+        self._must_wait = must_wait
         self._preempted: dict[str, Request] = {}
         self._classes: dict[RequestClass, _ClassQueue] = {}  # that have waiting requests, by priority
         self._num_waiting = 0
@@ -169,11 +181,9 @@ class FairShare(RequestQueue):
         returning = [request for request in self._preempted.values() if request.tenant not in full]
         if returning:
             return min(returning, key=_rank)
-        for queue in self._in_turn(now):
-            own = queue.least_served(self.tenants, full)
-            if own is not None:
-                return own.next(now, self._num_cached)
-        return None
+        own_queues = (own for queue in self._in_turn(now) for own in queue.by_service(self.tenants, full))
+        found = (own.next(now, self._num_cached, self._must_wait) for own in own_queues)
+        return next((request for request in found if request is not None), None)
 
     def remove(self, request: Request) -> None:
         if request.request_id not in self._preempted:
@@ -270,9 +280,11 @@ class _ClassQueue:
     def is_empty(self) -> bool:
         return not self._of_tenant
 
-    def least_served(self, tenants: Tenants, full: Container[str]) -> "_TenantQueue | None":
-        candidates = [tenant for tenant in self._of_tenant if tenant not in full] if full else self._of_tenant
-        return self._of_tenant[tenants.least_served(candidates)] if candidates else None
+    def by_service(self, tenants: Tenants, full: Container[str]) -> "Iterator[_TenantQueue]":
+        """Of all tenants but those in ``full``, the least served first."""
+        for tenant in sorted(self._of_tenant, key=tenants.service):
+            if tenant not in full:
+                yield self._of_tenant[tenant]
 
     def in_turn(self, tenants: Tenants, now: float, joining: Request | None = None) -> Iterator[Request]:
         """All, and ``joining`` as if it had come, in the order of fair shares, taking each answer to be as long as its
@@ -320,12 +332,16 @@ class _TenantQueue:
     def is_empty(self) -> bool:
         return not self._by_arrival
 
-    def next(self, now: float, num_cached: CountCached) -> Request:
+    def next(self, now: float, num_cached: CountCached, must_wait: MustWait) -> Request | None:
+        """None when all that could be next had better wait for what others are computing."""
         oldest = next(iter(self._by_arrival.values()))
         first = bisect_left(self._by_start, (now,))
-        if _is_overdue(oldest, oldest.arrival_s, now) or first == len(self._by_start):
+        if _is_overdue(oldest, oldest.arrival_s, now):
             return oldest
         window = [entry[2] for entry in self._by_start[first : first + self.WINDOW]]
+        window = [request for request in window or islice(self, self.WINDOW) if not must_wait(request)]
+        if not window or first == len(self._by_start):
+            return window[0] if window else None
         most_cached = max(window, key=num_cached) if len(window) > 1 else window[0]
         return most_cached if now + most_cached.prefill_s <= window[0].latest_start_s else window[0]
 

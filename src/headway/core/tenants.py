@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 LATELY_S = 60.0
@@ -97,10 +97,6 @@ class Tenants:
         preemption has been paid."""
         account = self._accounts[tenant]
         account.service += num_tokens / account.weight
-
-    def least_served(self, tenants: Iterable[str]) -> str:
-        """Of several, the first where they are equal."""
-        return min(tenants, key=self.service)
 
     def _least_active(self) -> float:
         return min((account.service for account in self._accounts.values() if account.is_active), default=0.0)
