@@ -35,9 +35,10 @@ class BlockArchive:
         self.num_saves = 0
         self.num_loads = 0
         self.num_failures = 0  # slots whose save or load has failed
-        self._free = list(reversed(range(num_slots)))
+        self._num_begun = 0  # slots that were ever used, the first ones
+        self._free: list[int] = []  # of these
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by key, the longest unused first
-        self._keys: list[bytes | None] = [None] * num_slots
+        self._keys: dict[int, bytes] = {}  # by slot
         self._held: set[bytes] = set()  # to be loaded by the next batch
         self._saves: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
@@ -53,7 +54,7 @@ class BlockArchive:
         if key in self._slots:
             self._slots.move_to_end(key)
             return
-        slot = self._free.pop() if self._free else self._give_up_slot()
+        slot = self._take_slot()
         if slot is None:
             return
         self._slots[key] = slot
@@ -87,23 +88,23 @@ class BlockArchive:
         since then, that one is forgotten too, which costs a block and nothing else."""
         self.num_failures += len(slots)
         for slot in slots:
-            key = self._keys[slot]
+            key = self._keys.pop(slot, None)
             if key is not None:
                 del self._slots[key]
-                self._keys[slot] = None
                 self._free.append(slot)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot is either free or the slot of one key."""
-        if self._slots != {key: slot for slot, key in enumerate(self._keys) if key is not None}:
+        if self._slots != {key: slot for slot, key in self._keys.items()}:
             raise RuntimeError("keys and slots do not point at each other")
-        if sorted([*self._free, *self._slots.values()]) != list(range(self.num_slots)):
+        if sorted([*self._free, *self._slots.values()]) != list(range(self._num_begun)):
             raise RuntimeError(f"free slots {sorted(self._free)} and taken ones {sorted(self._slots.values())}")
 
-    def _give_up_slot(self) -> int | None:
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._num_begun < self.num_slots:
+            self._num_begun += 1
+            return self._num_begun - 1
         key = next((key for key in self._slots if key not in self._held), None)
-        if key is None:
-            return None
-        slot = self._slots.pop(key)
-        self._keys[slot] = None
-        return slot
+        return None if key is None else self._slots.pop(key)
