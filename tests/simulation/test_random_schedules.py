@@ -29,7 +29,7 @@ from headway.core.request import FinishReason, Objective, Request, RequestClass
 VOCAB = 40  # small, so that random stop ids are met often
 NUM_SEEDS = 3000
 NUM_SEEDS_LONG = 60_000
-MAX_EVENTS = 3000
+MAX_EVENTS = 10_000
 
 
 class Life:
