@@ -3,8 +3,8 @@
     python benchmarks/deadlines.py [MODEL] [--seconds 60] [--deadline 1.0] [--virtual]
 
 Poisson arrivals at a steady part of what the machine can do, every request with the same deadline, which is only noted
-(``objective.deadlines = "shadow"``). A false refusal, had it been one, is a request that was expected to be late and was
-in time. Prints a table and writes benchmarks/results/deadlines-MODEL.json; ``--virtual`` runs on a clock that
+(``objective.deadlines = "shadow"``). A false refusal, had it been one, is a request that was expected to be late and
+was in time. Prints a table and writes benchmarks/results/deadlines-MODEL.json; ``--virtual`` runs on a clock that
 predicted steps move.
 """
 

@@ -64,6 +64,7 @@ std::shared_ptr<Weight> pack_dense(AnyMatrix data, const std::string& format) {
 }
 
 using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+using WritableBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 // What a weight's bytes mean: kept beside them in a file, as it is, and given back to `Weight`.
 std::vector<int> description(const Weight& weight) {
@@ -146,7 +147,8 @@ NB_MODULE(_native, m) {
   nb::class_<KVCacheLayer>(m, "KVCacheLayer")
       .def(nb::init<std::shared_ptr<Memory>, int, int, int, int, int, int, bool>(), "memory"_a, "layer"_a, "layers"_a,
            "num_kv_heads"_a, "head_dim"_a, "num_blocks"_a, "block_size"_a, "is_bf16"_a)
-      .def_prop_ro("token_bytes", &KVCacheLayer::token_bytes);
+      .def_prop_ro("token_bytes", &KVCacheLayer::token_bytes)
+      .def("block", [](KVCacheLayer& kv, int id) { return WritableBytes(kv.block(id), {kv.block_bytes()}, nb::find(kv)); }, "id"_a);
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int, const std::vector<int>&>(), "size"_a, "cpus"_a = std::vector<int>())
       .def_prop_ro("size", &ThreadPool::size);

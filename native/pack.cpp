@@ -295,4 +295,11 @@ size_t KVCacheLayer::token_bytes() const {
   return size_t(layer_.num_kv_heads) * size_t(layer_.head_dim) * 2 * (layer_.is_bf16 ? 2 : 4);
 }
 
+size_t KVCacheLayer::block_bytes() const { return layer_.block_stride * (layer_.is_bf16 ? 2 : 4); }
+
+uint8_t* KVCacheLayer::block(int id) const {
+  if (id < 0 || id >= layer_.num_blocks) throw std::out_of_range("no such block");
+  return memory_->data() + block_bytes() * size_t(id);
+}
+
 }  // namespace headway

@@ -84,6 +84,9 @@ class KVCacheLayer {
   const KVLayer& layer() const { return layer_; }
   // Of one token's key and value.
   size_t token_bytes() const;
+  // A block of the pool: all its layers, and whose bytes these are.
+  size_t block_bytes() const;
+  uint8_t* block(int id) const;
 
  private:
   std::shared_ptr<Memory> memory_;

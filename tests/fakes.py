@@ -11,6 +11,7 @@ from zlib import crc32
 from headway.config import EngineConfig, SchedulerConfig
 from headway.core.admission import Admission
 from headway.core.batch import (
+    BlockTransfer,
     NewRequest,
     RequestOutput,
     SampledToken,
@@ -40,6 +41,7 @@ class FakeSequence:
     token_ids: list[int]
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    is_spoilt: bool = False
 
 
 def fake_logprobs(sequence: FakeSequence, token_id: int) -> TokenLogprobs | None:
@@ -90,13 +92,17 @@ class FakeHandle:
         return self._executor.run_until(self._batch.step_id)
 
 
+SPOILT = (-1,)  # what a block or a slot holds whose transfer failed, or that was computed on such a block
+
+
 class FakeExecutor:
     """Computes nothing, but insists on everything ``ScheduledBatch`` promises; a broken promise is an AssertionError.
 
     Steps wait in a queue until their result is asked for and then run in order, so that several can be in flight.
     ``errors`` maps a request id to the position whose row fails; ``failing_steps`` holds ids of steps that fail as a
     whole. ``next_token`` may replace ``fake_token``; ``before_step`` is called before each step runs and may wait.
-    ``batches`` is the record of everything submitted.
+    ``save_fails`` and ``load_fails`` are asked at each. What is computed on a block that could not be loaded is wrong
+    or an error. ``batches`` is the record of everything submitted.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class FakeExecutor:
         self.info = info
         self.errors = errors or {}
         self.failing_steps: Container[int] = ()
+        self.save_fails: Callable[[], bool] = lambda: False
+        self.load_fails: Callable[[], bool] = lambda: False
         self._next_token = next_token or self._fake_token
         self._before_step = before_step
         self.batches: list[ScheduledBatch] = []
@@ -117,6 +125,8 @@ class FakeExecutor:
         self._results: dict[int, StepResult] = {}
         self._holders: Counter[int] = Counter()  # of each block, live requests
         self._contents: dict[int, tuple[int, ...]] = {}  # of each block, all tokens from position 0 to its last one
+        self._slots: dict[int, tuple[int, ...]] = {}  # likewise
+        self.num_spoilt = 0  # requests that were given a block which could not be loaded
 
     def submit(self, batch: ScheduledBatch) -> FakeHandle:
         assert batch.step_id == len(self.batches), "steps are numbered in order"
@@ -141,8 +151,27 @@ class FakeExecutor:
             self.sequences[new.request_id] = FakeSequence(new, list(new.token_ids))
         assert len(self.sequences) <= self.info.max_batch_rows
         self._check_limits(batch)
+        failed = [save.slot for save in batch.saves if not self._save(save)]
+        failed += [load.slot for load in batch.loads if not self._load(load)]
         sampled = [token for row in batch.rows if (token := self._compute(row)) is not None]
-        return StepResult(batch.step_id, tuple(sampled), seconds=0.0)
+        return StepResult(batch.step_id, tuple(sampled), 0.0, tuple(failed))
+
+    def _save(self, save: BlockTransfer) -> bool:
+        """Only what had a key is worth it: a block that is full, computed and held by nobody."""
+        assert 0 <= save.slot < self.info.num_disk_slots
+        content = self._contents[save.block_id]
+        assert content != SPOILT and len(content) % self.info.block_size == 0, f"{save}: nobody may name {content}"
+        assert not self._holders[save.block_id], f"{save}: the block is in use"
+        fails = self.save_fails()
+        self._slots[save.slot] = SPOILT if fails else content
+        return not fails
+
+    def _load(self, load: BlockTransfer) -> bool:
+        """``_take_cached`` compares what comes back with the tokens of whoever asked for it."""
+        assert load.slot in self._slots, f"{load}: nothing was saved there"
+        assert not self._holders[load.block_id], f"{load}: the block is in use"
+        self._contents[load.block_id] = SPOILT if self.load_fails() else self._slots[load.slot]
+        return self._contents[load.block_id] != SPOILT
 
     def _check_limits(self, batch: ScheduledBatch) -> None:
         assert 0 < len(batch.rows) <= self.info.max_batch_rows
@@ -166,6 +195,9 @@ class FakeExecutor:
         self._write(sequence, row.start, end)
         failing = self.errors.get(row.request_id, -1) in range(row.start, end)
         token_id = self._next_token(sequence)
+        if sequence.is_spoilt:
+            token_id = (token_id + 1) % self.info.vocab_size
+            failing = end % 2 == 0
         if row.samples:
             sequence.token_ids.append(token_id)
         if failing:
@@ -178,7 +210,11 @@ class FakeExecutor:
         assert row.start % size == 0 and row.start < len(sequence.token_ids)
         for index, block_id in enumerate(row.new_block_ids[: row.start // size]):
             prefix = tuple(sequence.token_ids[: (index + 1) * size])
-            assert self._contents.get(block_id) == prefix, f"{row}: block {block_id} does not hold its tokens"
+            sequence.is_spoilt |= self._contents.get(block_id) == SPOILT
+            assert sequence.is_spoilt or self._contents.get(block_id) == prefix, (
+                f"{row}: block {block_id} does not hold its tokens"
+            )
+        self.num_spoilt += sequence.is_spoilt
         sequence.num_computed = row.start
 
     def _add_blocks(self, sequence: FakeSequence, row: ScheduledRow) -> None:
@@ -194,7 +230,8 @@ class FakeExecutor:
         for index in range(start // size, -(-end // size)):
             block_id = sequence.block_table[index]
             assert self._holders[block_id] == 1, f"block {block_id} is written, and another reads it"
-            self._contents[block_id] = tuple(sequence.token_ids[: min(end, (index + 1) * size)])
+            tokens = tuple(sequence.token_ids[: min(end, (index + 1) * size)])
+            self._contents[block_id] = SPOILT if sequence.is_spoilt else tokens
 
     def _fake_token(self, sequence: FakeSequence) -> int:
         return fake_token(sequence.new.request_id, sequence.num_computed, self.info.vocab_size)
@@ -210,9 +247,10 @@ def make_info(
     max_batch_tokens: int = 64,
     max_batch_rows: int = 8,
     vocab_size: int = 1000,
+    num_disk_slots: int = 0,
 ) -> ExecutorInfo:
-    pool = num_blocks * block_size
-    return ExecutorInfo(num_blocks, block_size, max_context or pool, max_batch_tokens, max_batch_rows, vocab_size)
+    context = max_context or num_blocks * block_size
+    return ExecutorInfo(num_blocks, block_size, context, max_batch_tokens, max_batch_rows, vocab_size, num_disk_slots)
 
 
 def make_request(

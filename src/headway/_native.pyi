@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headway.ops.contract import Float32, Int32, SamplingBatch
+from headway.ops.contract import Bytes, Float32, Int32, SamplingBatch
 from headway.ops.recorder import SymbolicTensor
 
-Bytes = NDArray[np.uint8]
 PACKED_LAYOUT: int
 
 def available_isas() -> list[str]: ...
@@ -71,6 +67,7 @@ class KVCacheLayer:
     ) -> None: ...
     @property
     def token_bytes(self) -> int: ...
+    def block(self, id: int) -> Bytes: ...
 
 class ThreadPool:
     def __init__(self, size: int, cpus: Sequence[int] = ()) -> None: ...

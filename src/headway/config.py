@@ -71,6 +71,8 @@ class CacheConfig:
     memory_bytes: int = 1 << 30  # KV pool
     dtype: str = "bf16"  # bf16 or f32
     prefix_cache: bool = True  # keep computed blocks, and give them to requests that begin with the same tokens
+    disk_bytes: int = 0  # for blocks that the pool has no more room for; 0: these are dropped
+    disk_dir: str = ""  # where the file for them is; empty: in ``model.cache_dir``
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,3 +182,84 @@ def test_nothing_is_on_its_way_from_who_has_left_or_is_of_a_lower_class():
     first.request_class = RequestClass("background", 2)
     kv.allocate(first, 11)
     assert not kv.is_coming(second)
+
+
+def evicted(num_blocks: int = 3, num_disk_slots: int = 8) -> KVCacheManager:
+    """A manager of blocks of 4, for which a request of tokens 0 to 11 was computed, and another took all its blocks."""
+    kv = KVCacheManager(num_blocks, 4, num_disk_slots=num_disk_slots)
+    first, second = request_of("a", range(12)), request_of("b", range(90, 90 + 4 * num_blocks))
+    computed(kv, first)
+    kv.free(first)
+    computed(kv, second)
+    kv.free(second)
+    return kv
+
+
+def test_evicted_blocks_are_saved_and_come_back_in_fresh_blocks():
+    kv = evicted()
+    assert kv.take_transfers() == (((2, 0), (1, 1), (0, 2)), ()), "of a prefix the end is evicted first"
+    again = request_of("c", range(12))
+    assert kv.num_cached_tokens(again) == 8
+    grant = kv.allocate(again, 12)
+    assert grant == Grant((0, 1, 2), num_cached_tokens=8), "3 taken, of which 2 are loaded"
+    saves, loads = kv.take_transfers()
+    assert loads == ((0, 2), (1, 1))
+    assert [save.slot for save in saves] == [3, 4, 5]
+    kv.check_integrity()
+
+
+def test_a_loaded_block_is_shared_when_it_is_confirmed():
+    kv = evicted(num_blocks=6)
+    kv.take_transfers()
+    again, other = request_of("c", range(13)), request_of("d", range(13))
+    kv.allocate(again, 13)
+    assert kv.num_cached_tokens(other) == 12, "on disk it still is"
+    assert None in kv._find_prefix(other)
+    kv.confirm(again, kv.table(again), 13)
+    assert None not in kv._find_prefix(other)
+
+
+def test_what_is_in_the_pool_is_found_there_and_only_the_rest_is_loaded():
+    kv = KVCacheManager(3, 4, num_disk_slots=8)
+    first = request_of("a", range(12))
+    computed(kv, first)
+    kv.free(first)
+    kv.allocate(request_of("b", range(90, 94)), 4)
+    assert kv.take_transfers().saves == ((2, 0),)
+    assert kv.num_cached_tokens(request_of("c", range(13))) == 12
+    assert kv.allocate(request_of("c", range(13)), 13) is None, "2 found, and it needs 2 more"
+    kv.free(request_of("b", ()))
+    assert kv.allocate(request_of("d", range(12)), 12) == Grant((0, 1, 2), num_cached_tokens=8)
+    assert kv.take_transfers() == ((), ())
+
+
+def test_a_request_that_must_load_asks_for_room_for_what_it_loads():
+    kv = evicted()
+    kv.take_transfers()
+    again = request_of("c", range(12))
+    assert kv.allocate(again, 12, headroom=1) is None
+    assert kv.take_transfers() == ((), ())
+    assert kv.allocate(again, 12) is not None
+
+
+def test_slots_about_to_be_loaded_outlive_what_is_evicted_for_them():
+    kv = evicted(num_disk_slots=3)
+    kv.take_transfers()
+    assert kv.allocate(request_of("c", range(12)), 12) == Grant((0, 1, 2), num_cached_tokens=8)
+    saves, loads = kv.take_transfers()
+    assert not {save.slot for save in saves} & {load.slot for load in loads}
+    assert len(saves) == 3 and len({save.slot for save in saves}) == 1, "the one slot that may give way, three times"
+    kv.check_integrity()
+
+
+def test_what_failed_is_not_found():
+    kv = evicted()
+    kv.take_transfers()
+    kv.forget((1,))  # the second block's
+    assert kv.num_cached_tokens(request_of("c", range(12))) == 4
+
+
+def test_without_the_cache_there_is_nothing_to_archive():
+    kv = KVCacheManager(8, 4, prefix_cache=False, num_disk_slots=8)
+    assert kv.archive is None
+    kv.forget((0,))

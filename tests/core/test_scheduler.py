@@ -281,6 +281,66 @@ class TestErrors:
         driver.core.check_integrity()
 
 
+class TestBlocksOnDisk:
+    """A prompt of 3 blocks, whose blocks another has driven out of a pool of 5."""
+
+    def driver(self, max_in_flight=1, save_fails=lambda: False):
+        config = SchedulerConfig(max_in_flight=max_in_flight)
+        info = make_info(num_blocks=5, block_size=4, num_disk_slots=8)
+        driver, executor = make_driver(info, config, memory=NO_RESERVE)
+        executor.save_fails = save_fails
+        other = make_request("other", 17, max_tokens=1)
+        other.prompt_token_ids = tuple(range(90, 107))
+        for request in (make_request("first", 13, max_tokens=1), other):
+            driver.add(request)
+            driver.run()
+        return driver, executor
+
+    def run(self, driver):
+        """Another request with the prompt of the first."""
+        again = make_request("again", 13, max_tokens=4)
+        driver.add(again)
+        assert driver.run()["again"].token_ids == expected_tokens(again, VOCAB)[0]
+        return again
+
+    @pytest.mark.parametrize("max_in_flight", [1, 3])
+    def test_they_come_back_before_the_rows_that_need_them(self, max_in_flight):
+        driver, executor = self.driver(max_in_flight)
+        again = self.run(driver)
+        (batch,) = [batch for batch in executor.batches if batch.loads]
+        assert rows(batch) == [("again", 12, 1, True)]
+        assert [load.block_id for load in batch.loads] == list(batch.rows[0].new_block_ids[:3])
+        assert again.num_cached_tokens == 12
+        assert driver.core.disk_transfers == {"save": 6, "load": 3, "failed": 0}
+
+    @pytest.mark.parametrize("max_in_flight", [1, 3])
+    def test_one_that_cannot_be_loaded_is_computed_again(self, max_in_flight):
+        """With 3 steps in flight two more are computed on it before anybody knows."""
+        driver, executor = self.driver(max_in_flight)
+        fails = iter([False, True, False])
+        executor.load_fails = lambda: next(fails, False)
+        again = self.run(driver)
+        assert (executor.num_spoilt, again.num_preemptions, again.num_cached_tokens) == (1, 1, 4)
+        assert rows(executor.batches[2 + max_in_flight]) == [("again", 4, 9, True)]
+        assert driver.core.disk_transfers["failed"] == 1
+
+    def test_one_that_cannot_be_saved_is_not_looked_for(self):
+        driver, _ = self.driver(save_fails=lambda: True)
+        assert self.run(driver).num_cached_tokens == 0
+        transfers = driver.core.disk_transfers
+        assert transfers["failed"] == transfers["save"] > 0 == transfers["load"]
+
+    def test_a_request_that_is_aborted_before_its_load_has_failed_is_gone(self):
+        driver, executor = self.driver()
+        executor.load_fails = lambda: True
+        driver.add(make_request("again", 13, max_tokens=4))
+        driver.begin()
+        driver.abort("again")
+        assert driver.finish() == []
+        driver.core.check_integrity()
+        assert driver.core.num_running == driver.core.num_waiting == 0
+
+
 def test_ended_requests_are_released_with_the_next_batch_once():
     driver, executor = make_driver(prefix_cache=False)
     driver.add(make_request("a", max_tokens=1))

@@ -33,6 +33,13 @@ def test_engine_counts_come_from_one_snapshot() -> None:
     assert values['headway_preemptions_total{model="m"}'] == 4
 
 
+def test_transfers_to_disk_are_shown_where_there_is_that_tier() -> None:
+    name = "headway_kv_disk_transfers_total"
+    values = series(Metrics("m", lambda: EngineStats(disk_transfers={"save": 5, "load": 3, "failed": 1})))
+    assert [values[f'{name}{{kind="{kind}",model="m"}}'] for kind in ("save", "load", "failed")] == [5, 3, 1]
+    assert not any(key.startswith(name) for key in series(Metrics("m", EngineStats)))
+
+
 def test_one_answer_is_in_each_series_once() -> None:
     metrics = Metrics("m", EngineStats)
     metrics.first_token(0.5)

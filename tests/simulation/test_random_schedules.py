@@ -29,7 +29,7 @@ from headway.core.request import FinishReason, Objective, Request, RequestClass
 VOCAB = 40  # small, so that random stop ids are met often
 NUM_SEEDS = 3000
 NUM_SEEDS_LONG = 60_000
-MAX_EVENTS = 3000
+MAX_EVENTS = 10_000
 
 
 class Life:
@@ -51,7 +51,15 @@ class Life:
             self.driver, self.executor = make_driver(info, self.config, step_times=times, **self._random_settings())
         self.failing_steps: set[int] = set()
         self.executor.failing_steps = self.failing_steps
-        self.arrivals = [self._random_request(f"r{index}") for index in range(self.rng.randint(1, 14))]
+        disk, save_failure_rate, load_failure_rate = (
+            random.Random(seed),
+            *self.rng.choice([(0, 0), (0.1, 0.1), (0, 0.5)]),
+        )
+        self.executor.save_fails = lambda: disk.random() < save_failure_rate
+        self.executor.load_fails = lambda: disk.random() < load_failure_rate
+        self.beginnings = self.rng.choice([(0, 0, 0, 1000), range(0, 5000, 1000)])
+        num_arrivals = self.rng.randint(1, self.rng.choice([14, 14, 40]))
+        self.arrivals = [self._random_request(f"r{index}") for index in range(num_arrivals)]
         self.requests: dict[str, Request] = {}
         self.refused: list[tuple[Request, Refusal]] = []
         self.abort_rate = self.rng.choice([0.0, 0.0, 0.02, 0.1])
@@ -99,6 +107,7 @@ class Life:
             max_batch_tokens=rng.randint(1, 24),
             max_batch_rows=rng.randint(1, 8),
             vocab_size=VOCAB,
+            num_disk_slots=rng.choice([0, 1, rng.randint(1, 10), rng.randint(1, 60)]),
         )
 
     def _random_request(self, request_id: str) -> Request:
@@ -117,8 +126,8 @@ class Life:
         request.tenant = rng.choice(["", "", "a", "b"])
         request.request_class = RequestClass("", rng.randint(0, 2), max_wait_s=rng.choice([2.0, 20.0]))
         request.cache_salt = rng.choice(["", "", "", "another tenant"])
-        if rng.random() < 0.3:  # all others begin alike
-            request.prompt_token_ids = tuple(token_id + 1000 for token_id in request.prompt_token_ids)
+        beginning = rng.choice(self.beginnings)  # those that begin alike
+        request.prompt_token_ids = tuple(token_id + beginning for token_id in request.prompt_token_ids)
         if rng.random() < 0.05:
             self.executor.errors[request_id] = rng.randint(0, max_context)
         return request
@@ -170,6 +179,7 @@ class Life:
         core = self.driver.core
         assert (core.num_running, core.num_waiting, core.num_in_flight) == (0, 0, 0)
         assert core.num_available_blocks == core.num_blocks
+        assert core.num_cached_tokens == sum(request.num_cached_tokens for request in self.requests.values())
         assert sorted(self.driver.answers) == sorted(self.requests)
         for request_id, request in self.requests.items():
             self._check_answer(request, self.driver.answers[request_id])
@@ -247,6 +257,9 @@ def test_the_lives_meet_what_they_are_meant_to_meet():
     assert any(preempted_in_flight(life.executor) for life in lives)
     assert sum(request.num_cached_tokens for life in lives for request in life.requests.values()) > 1000
     assert sum(life.driver.core.num_evictions for life in lives) > 100
+    for kind, least in (("save", 1000), ("load", 80), ("failed", 80)):
+        assert sum(life.driver.core.disk_transfers.get(kind, 0) for life in lives) > least, kind
+    assert sum(life.executor.num_spoilt for life in lives) > 10, "of requests that were given blocks not loaded"
 
 
 def preempted_in_flight(executor: FakeExecutor) -> bool:

@@ -1,5 +1,6 @@
 """Law 1 through the scheduler: a request's logits are the same bits, whatever happens around it."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,21 +36,32 @@ class Engine:
     """A tiny model behind the real scheduler, driven to the end."""
 
     def __init__(
-        self, path, *, threads=2, isa="auto", max_batch_tokens=512, memory_bytes=EVERY_ROOM, max_batch_rows=64
+        self,
+        path,
+        *,
+        threads=2,
+        isa="auto",
+        max_batch_tokens=512,
+        memory_bytes=EVERY_ROOM,
+        max_batch_rows=64,
+        disk_bytes=0,
+        backend="native",
     ):
         scheduler = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_rows=max_batch_rows)
         loaded = load_model(
             Config(
                 model=ModelConfig(name=str(path), cache_dir=str(path.parent / "cache")),
-                cache=CacheConfig(memory_bytes=memory_bytes),
-                runtime=RuntimeConfig(threads=threads, isa=isa),
+                cache=CacheConfig(memory_bytes=memory_bytes, disk_bytes=disk_bytes),
+                runtime=RuntimeConfig(backend=backend, threads=threads, isa=isa),
                 scheduler=scheduler,
             )
         )
         info = loaded.memory.info
         self._sampler = RecordingSampler(loaded.backend)
         runner = ModelRunner(loaded.program, self._sampler, info)
-        self._core = EngineCore(LocalExecutor(runner, info), EngineConfig(scheduler, MemoryConfig(reserve="none")))
+        executor = LocalExecutor(runner, info, loaded.block_file)
+        self.core = EngineCore(executor, EngineConfig(scheduler, MemoryConfig(reserve="none")))
+        self.block_file = loaded.block_file
         self._vocab_size = info.vocab_size
         self.block_bytes = loaded.memory.kv_bytes // info.num_blocks
         self.requests = {}
@@ -61,15 +73,15 @@ class Engine:
     def add_prompt(self, name, prompt, num_output=NUM_OUTPUT, seed=0, temperature=0.8):
         sampling = SamplingParams(max_tokens=num_output, temperature=temperature, seed=seed, ignore_eos=True)
         self.requests[name] = Request(name, tuple(prompt), sampling)
-        assert self._core.add_request(self.requests[name], 0.0).is_admitted
+        assert self.core.add_request(self.requests[name], 0.0).is_admitted
         return self
 
     def run(self):
         now = 0.0
-        while self._core.num_running or self._core.num_waiting:
+        while self.core.num_running or self.core.num_waiting:
             now += 1
-            step = self._core.begin_step(now)
-            self._core.finish_step(step, step.handle.result(), now)
+            step = self.core.begin_step(now)
+            self.core.finish_step(step, step.handle.result(), now)
         return self
 
     def outcome(self, name="mine"):
@@ -130,6 +142,47 @@ def test_from_the_prefix_cache_and_computed(path):
     warm = Engine(path).add("earlier").run().add("mine").run()
     assert warm.requests["mine"].num_cached_tokens == NUM_PROMPT // 16 * 16
     assert_same(warm.outcome(), cold.outcome())
+
+
+def thrashed(path, **settings):
+    """An engine with room for one request, that has computed ours, and another over all of its blocks."""
+    block_bytes = Engine(path).block_bytes
+    engine = Engine(path, memory_bytes=11 * block_bytes, disk_bytes=40 * 2 * block_bytes, **settings)
+    return engine.add("earlier").run().add("other", seed=8).run()
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_from_blocks_that_were_on_disk_and_computed(path, chunk):
+    cold = Engine(path).add("mine").run()
+    warm = thrashed(path, max_batch_tokens=chunk).add("mine").run()
+    assert warm.requests["mine"].num_cached_tokens == NUM_PROMPT // 16 * 16
+    assert warm.core.disk_transfers["load"] == NUM_PROMPT // 16
+    assert_same(warm.outcome(), cold.outcome())
+
+
+def test_from_disk_in_the_reference_backend(path):
+    cold = Engine(path, backend="reference").add("mine", num_output=3).run()
+    warm = thrashed(path, backend="reference").add("mine", num_output=3).run()
+    assert warm.core.disk_transfers["load"] == NUM_PROMPT // 16
+    assert_same(warm.outcome(), cold.outcome())
+
+
+def flip_bits(file, size):
+    for at in range(0, size, file.slot_bytes):
+        (byte,) = os.pread(file._descriptor, 1, at + 5)
+        os.pwrite(file._descriptor, bytes([byte ^ 1]), at + 5)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_bits, lambda file, size: os.ftruncate(file._descriptor, size // 3)], ids=["flipped", "cut off"]
+)
+def test_what_was_damaged_on_disk_is_computed_again(path, damage):
+    cold = Engine(path).add("mine").run()
+    engine = thrashed(path)
+    damage(engine.block_file, os.fstat(engine.block_file._descriptor).st_size)
+    engine.add("mine").run()
+    assert engine.core.disk_transfers["failed"] > 0 and engine.requests["mine"].num_preemptions == 1
+    assert_same(engine.outcome(), cold.outcome())
 
 
 def test_the_next_turn_reuses_what_was_generated(path):

@@ -72,6 +72,18 @@ def test_a_sound_model_makes_an_executor_that_samples(config, sound, file, backe
     assert label == f"{kind} {sound / file}" and done == total == loaded.checkpoint.stored_bytes
 
 
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_the_tier_on_disk_is_a_fact_of_the_device_and_off_unless_asked_for(config, sound, backend):
+    config = replace(config, runtime=RuntimeConfig(backend=backend, threads=1))
+    loaded = load(config, sound / "model.gguf")
+    assert loaded.block_file is None and loaded.make_executor().info.num_disk_slots == 0
+    without_cache = replace(config.cache, disk_bytes=1 << 20, prefix_cache=False)
+    assert load(replace(config, cache=without_cache), sound / "model.gguf").block_file is None
+    loaded = load(replace(config, cache=replace(config.cache, disk_bytes=1 << 20)), sound / "model.gguf")
+    assert loaded.block_file is not None
+    assert loaded.make_executor().info.num_disk_slots == (1 << 20) // loaded.block_file.slot_bytes > 0
+
+
 class TestMemory:
     def plan(self, max_context=0, scheduler=SchedulerConfig(), **cache):
         return plan_memory(ARCHITECTURE, max_context, CacheConfig(**cache), scheduler)

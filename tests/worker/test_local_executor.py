@@ -1,7 +1,7 @@
 import pytest
 
 from fakes import make_info
-from headway.core.batch import SampledToken, ScheduledBatch
+from headway.core.batch import BlockTransfer, SampledToken, ScheduledBatch
 from headway.worker.local_executor import LocalExecutor
 
 BATCH = ScheduledBatch(7, (), (), ())
@@ -15,6 +15,15 @@ class Runner:
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome
+
+
+class BlockFile:
+    def __init__(self):
+        self.transfers = []
+
+    def transfer(self, saves, loads):
+        self.transfers.append((saves, loads))
+        return (4,)
 
 
 def test_a_step_has_run_when_submit_returns():
@@ -31,3 +40,11 @@ def test_a_step_that_fails_is_raised_by_its_handle_not_by_submit():
     assert handle.is_done()
     with pytest.raises(RuntimeError, match="out of order"):
         handle.result()
+
+
+def test_blocks_are_moved_before_the_step_runs_and_whatever_becomes_of_it():
+    batch = ScheduledBatch(7, (), (), (), (BlockTransfer(1, 4),), (BlockTransfer(2, 5),))
+    file = BlockFile()
+    assert LocalExecutor(Runner(()), make_info(), file).submit(batch).result().failed_slots == (4,)
+    LocalExecutor(Runner(RuntimeError("out of order")), make_info(), file).submit(batch)
+    assert file.transfers == [(batch.saves, batch.loads)] * 2

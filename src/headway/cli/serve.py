@@ -47,6 +47,8 @@ def print_start(card: ModelCard, report: StartupReport, objective: str, url: str
 
 def start_facts(card: ModelCard, report: StartupReport, objective: str, url: str) -> list[tuple[str, str]]:
     blocks = f"{report.num_blocks} blocks of {report.block_size} = {report.num_blocks * report.block_size} tokens"
+    if report.num_disk_slots:
+        blocks += f", and {report.num_disk_slots} blocks on disk"
     return [
         ("model", f"{card.name} ({card.family}, {card.num_parameters / 1e6:.0f}M parameters), {card.quantisation}"),
         ("weights", format_bytes(report.weights_bytes)),

@@ -38,18 +38,27 @@ class ScheduledRow(NamedTuple):
     samples: bool
 
 
+class BlockTransfer(NamedTuple):
+    """One block of the pool, copied whole to a slot of the tier on disk (a save) or from it (a load)."""
+
+    block_id: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """One step's work, in the order of its rows. Filled by ``Scheduler.schedule``; read by an executor.
 
     Order of effect: ``released`` requests are forgotten, ``admitted`` ones become known (a preempted request that comes
-    back may be in both), then the rows are computed.
+    back may be in both), ``saves`` are done in their order, then ``loads``, then the rows are computed.
     """
 
     step_id: int
     released: tuple[str, ...]
     admitted: tuple[NewRequest, ...]
     rows: tuple[ScheduledRow, ...]
+    saves: tuple[BlockTransfer, ...] = ()
+    loads: tuple[BlockTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -80,12 +89,14 @@ class SampledToken(NamedTuple):
 class StepResult:
     """What an executor returns for one batch: a ``SampledToken`` for each row with ``samples``, and any failed row.
 
-    ``seconds`` is the measured (or, in a simulation, predicted) time the device spent.
+    ``seconds`` is the measured (or, in a simulation, predicted) time the device spent. ``failed_slots`` are those of
+    the batch's saves and loads that could not be done; rows are computed all the same, on whatever a block then held.
     """
 
     step_id: int
     sampled: tuple[SampledToken, ...]
     seconds: float
+    failed_slots: tuple[int, ...] = ()
 
 
 class RequestOutput(NamedTuple):

@@ -1,7 +1,7 @@
 """The KV pool's books: which blocks are free, who holds the others, and what is kept that nobody holds."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BlockPool:
@@ -20,12 +20,15 @@ class BlockPool:
     The last to come back is the first to be handed out: what it held is near in the machine's caches, and memory that
     was never used costs its first user a page fault. The same calls always give the same ids. Counts only ever move
     by one: no call sets one.
+
+    ``on_evict`` is told of each block that is evicted and the key it loses, while it still holds what that names.
     """
 
     MAX_SHARED = 0.75
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None) -> None:
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self.num_evictions = 0
         self._free = list(reversed(range(num_blocks)))  # the next one last
         self._ref_counts = [0] * num_blocks
@@ -134,4 +137,6 @@ class BlockPool:
         self._keys[block_id] = None
         self._was_found[block_id] = False
         self.num_evictions += 1
+        if self._on_evict is not None:
+            self._on_evict(block_id, key)
         return block_id

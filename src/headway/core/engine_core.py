@@ -59,7 +59,7 @@ class EngineCore:
         self.step_times = step_times
         info = executor.info
         self.history = History()
-        self._kv = KVCacheManager(info.num_blocks, info.block_size, config.prefix_cache)
+        self._kv = KVCacheManager(info.num_blocks, info.block_size, config.prefix_cache, info.num_disk_slots)
         quotas = Quotas(config.tenants)
         weights = {tenant.name: tenant.weight for tenant in config.tenants}
         queue = make_queue(config.scheduler.policy, weights, self._kv.num_cached_tokens, self._kv.is_coming)
@@ -136,6 +136,14 @@ class EngineCore:
     def num_evictions(self) -> int:
         """Cached blocks given away so far."""
         return self._kv.num_evictions
+
+    @property
+    def disk_transfers(self) -> Mapping[str, int]:
+        """Blocks that were to be saved and loaded so far, and how many could not be; empty without the tier."""
+        archive = self._kv.archive
+        if archive is None:
+            return {}
+        return {"save": archive.num_saves, "load": archive.num_loads, "failed": archive.num_failures}
 
     @property
     def num_blocks(self) -> int:

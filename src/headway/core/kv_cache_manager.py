@@ -1,9 +1,10 @@
 """All the scheduler sees of memory: questions (``num_*``) and commands (``allocate``, ``confirm``, ``free``)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from headway.core.block_archive import BlockArchive, Transfers
 from headway.core.block_pool import BlockPool
 from headway.core.prefix_key import block_key, root_key
 from headway.core.request import Request
@@ -17,6 +18,7 @@ class Grant(NamedTuple):
 
 
 _NOTHING = Grant(())
+_NO_TRANSFERS = Transfers()
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +26,14 @@ class BlockTable:
     """One stay of a request in the pool. After a preemption it gets another, and steps still in flight belong to this.
 
     ``num_named`` of its blocks, the first, have their keys; ``coming`` is the key of the next, where it is the one that
-    computes it for others too.
+    computes it for others too. It is damaged when a block that should have been loaded was not: nothing that is
+    computed on it counts.
     """
 
     block_ids: list[int] = field(default_factory=list)
     num_named: int = 0
     coming: bytes | None = None
+    is_damaged: bool = False
 
 
 class KVCacheManager:
@@ -52,12 +56,18 @@ class KVCacheManager:
 
     Freed blocks may be handed out at once, while steps already submitted still write them: steps run in the order they
     are submitted, and a block's next owner appears only in a later step.
+
+    With slots on disk, blocks that are evicted are kept there (``BlockArchive``). A request that begins with them is
+    given fresh blocks for them, and the next batch must carry the orders to fill these (``take_transfers``). They get
+    their keys as all do, when the request's first row is confirmed: until then nobody shares a block that may turn out
+    not to hold what it should.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True, num_disk_slots: int = 0) -> None:
         self.block_size = block_size
         self.prefix_cache = prefix_cache
-        self._pool = BlockPool(num_blocks)
+        self.archive = BlockArchive(num_disk_slots) if num_disk_slots and prefix_cache else None
+        self._pool = BlockPool(num_blocks, None if self.archive is None else self.archive.save)
         self._tables: dict[str, BlockTable] = {}
         self._coming: dict[bytes, Request] = {}  # by the key of the block that it computes next
 
@@ -112,23 +122,40 @@ class KVCacheManager:
         table = self._tables.get(request.request_id)
         if table is None:
             return self._open_table(request, num_tokens, headroom)
-        if num_tokens <= len(table.block_ids) * self.block_size:
+        missing = -(-num_tokens // self.block_size) - len(table.block_ids)
+        if missing <= 0:
             return _NOTHING
-        block_ids = self._take_missing(table, num_tokens, self._pool.num_available - headroom)
-        return None if block_ids is None else Grant(block_ids)
+        if missing > self._pool.num_available - headroom:
+            return None
+        block_ids = self._pool.take(missing)
+        table.block_ids += block_ids
+        return Grant(tuple(block_ids))
 
     def confirm(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """The first ``num_tokens`` tokens of this table are computed: its full blocks among them may be shared."""
         num_full = num_tokens // self.block_size
         if num_full <= table.num_named or not self.prefix_cache:
             return
-        if self._tables.get(request.request_id) is not table:
+        if not self.holds(request, table):
             return  # the request has ended, or lost these blocks
         self._work_out_keys(request, num_full)
         for index in range(table.num_named, num_full):
             self._pool.name(table.block_ids[index], request.prefix_keys[index])
         table.num_named = num_full
         self._announce(request, table)
+
+    def holds(self, request: Request, table: BlockTable) -> bool:
+        """Whether this is still the request's table."""
+        return self._tables.get(request.request_id) is table
+
+    def take_transfers(self) -> Transfers:
+        """What the next batch must save and load; blocks are taken only for rows of that batch."""
+        return _NO_TRANSFERS if self.archive is None else self.archive.take_transfers()
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Saves to these slots or loads from them have failed."""
+        if self.archive is not None:
+            self.archive.forget(slots)
 
     def free(self, request: Request) -> None:
         """Forgets the request's table; a request without one is no error. The end of a prefix is evicted before its
@@ -141,6 +168,8 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """RuntimeError unless the tables account for every reference count in the pool."""
         self._pool.check_integrity()
+        if self.archive is not None:
+            self.archive.check_integrity()
         holders = [0] * self._pool.num_blocks
         for table in self._tables.values():
             for block_id in table.block_ids:
@@ -150,40 +179,45 @@ class KVCacheManager:
                 raise RuntimeError(f"block {block_id}: {count} holders, but counted {self._pool.ref_count(block_id)}")
 
     def _open_table(self, request: Request, num_tokens: int, headroom: int) -> Grant | None:
-        table = BlockTable()
         prefix = self._find_prefix(request)
-        num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in prefix)
+        found = [block_id for block_id in prefix if block_id is not None]
+        num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in found)
         available = self._pool.num_available - num_to_revive - headroom
-        if -(-num_tokens // self.block_size) - len(prefix) > max(available, 0):
+        missing = max(-(-num_tokens // self.block_size), len(prefix)) - len(found)
+        if missing > max(available, 0):
             return None
-        self._pool.share(prefix)
-        table.block_ids = list(prefix)
-        table.num_named = len(prefix)
-        taken = self._take_missing(table, num_tokens, available)
-        assert taken is not None
+        self._pool.share(found)
+        table = BlockTable(found, len(found))
+        if len(found) == len(prefix):
+            table.block_ids += self._pool.take(missing)
+        else:
+            table.num_named = prefix.index(None)
+            table.block_ids = self._take_and_load(request, prefix, missing)
         self._tables[request.request_id] = table
         self._announce(request, table)
-        return Grant((*prefix, *taken), len(prefix) * self.block_size)
+        return Grant(tuple(table.block_ids), len(prefix) * self.block_size)
 
-    def _take_missing(self, table: BlockTable, num_tokens: int, available: int) -> tuple[int, ...] | None:
-        missing = -(-num_tokens // self.block_size) - len(table.block_ids)
-        if missing <= 0:
-            return ()
-        if missing > available:
-            return None
-        block_ids = self._pool.take(missing)
-        table.block_ids.extend(block_ids)
-        return tuple(block_ids)
+    def _take_and_load(self, request: Request, prefix: list[int | None], missing: int) -> list[int]:
+        """The request's blocks, ``missing`` of them taken now: the first of these for what ``prefix`` lacks."""
+        assert self.archive is not None
+        keys = [key for key, block_id in zip(request.prefix_keys, prefix, strict=False) if block_id is None]
+        self.archive.hold(keys)  # before blocks are taken, for which others are evicted, and saved
+        taken = self._pool.take(missing)
+        for key, block_id in zip(keys, taken, strict=False):
+            self.archive.load(key, block_id)
+        fresh = iter(taken)
+        return [next(fresh) if block_id is None else block_id for block_id in prefix] + list(fresh)
 
-    def _find_prefix(self, request: Request) -> list[int]:
-        """The blocks that hold the request's first tokens, never its last one."""
-        found: list[int] = []
+    def _find_prefix(self, request: Request) -> list[int | None]:
+        """The blocks that hold the request's first tokens, never its last one. None: this one is on disk."""
+        found: list[int | None] = []
         if not self.prefix_cache:
             return found
         for index in range(self._num_findable(request)):
             self._work_out_keys(request, index + 1)
-            block_id = self._pool.find(request.prefix_keys[index])
-            if block_id is None:
+            key = request.prefix_keys[index]
+            block_id = self._pool.find(key)
+            if block_id is None and (self.archive is None or key not in self.archive):
                 break
             found.append(block_id)
         return found

@@ -122,21 +122,28 @@ class Scheduler:
         self._schedule_prefills(step, begun, now, can_admit=self.num_preemptions == num_preemptions)
         if not step.rows:
             return None
-        batch = ScheduledBatch(self._num_steps, tuple(self._released), tuple(step.admitted), tuple(step.rows))
+        released, admitted, rows = tuple(self._released), tuple(step.admitted), tuple(step.rows)
+        batch = ScheduledBatch(self._num_steps, released, admitted, rows, *self._kv.take_transfers())
         self._num_steps += 1
         self._in_flight.append(step.tables)
         self._released.clear()
         return batch
 
     def update(self, batch: ScheduledBatch, result: StepResult, now: float) -> list[RequestOutput]:
-        """Confirms the oldest step in flight. Tokens of requests that have ended meanwhile are dropped."""
+        """Confirms the oldest step in flight. Tokens of requests that have ended meanwhile are dropped, and those that
+        were computed on a block that could not be loaded."""
         tables = self._confirm(batch)
+        if result.failed_slots:
+            self._take_back_damaged(batch, tables, result.failed_slots)
         sampled = {token.request_id: token for token in result.sampled}
         outputs = []
         for row, table in zip(batch.rows, tables, strict=True):
             request = self._requests.get(row.request_id)
             token = sampled.get(row.request_id)
             if request is None:
+                continue
+            if table.is_damaged:
+                request.num_pending_tokens -= row.samples
                 continue
             if token is None or token.error is None:
                 self._kv.confirm(request, table, row.start + row.num_tokens)
@@ -217,6 +224,34 @@ class Scheduler:
         self.num_preemptions += 1
         self._queue.add_preempted(request)
         self.num_waiting_tokens += request.num_prompt_tokens
+
+    def _take_back_damaged(
+        self, batch: ScheduledBatch, tables: Sequence[BlockTable], failed_slots: Sequence[int]
+    ) -> None:
+        """Requests that were given blocks which could not be loaded begin again without, as after a preemption.
+
+        Such blocks are in one table each, of a request that has its first row in this batch: they have no key before
+        this row is confirmed, and it never is. So nobody else reads them, and no token that was computed on them has
+        been delivered. Rows of the same table in later steps are dropped when they come.
+        """
+        self._kv.forget(failed_slots)
+        failed = {load.block_id for load in batch.loads if load.slot in failed_slots}
+        for row, table in reversed(list(zip(batch.rows, tables, strict=True))):  # the first comes back first
+            num_sound = next((i for i, block_id in enumerate(row.new_block_ids) if block_id in failed), None)
+            if num_sound is None:
+                continue
+            table.is_damaged = True
+            request = self._requests.get(row.request_id)
+            if request is not None and self._kv.holds(request, table):
+                self._uncount_cached(request, num_sound * self._kv.block_size)
+                self._running.remove(request)
+                self._preempt(request)
+
+    def _uncount_cached(self, request: Request, num_found: int) -> None:
+        """When it first ran, it found only so many of its tokens."""
+        if request.num_preemptions == 0:
+            self.num_cached_tokens -= request.num_cached_tokens - num_found
+            request.num_cached_tokens = num_found
 
     def _schedule_prefills(self, step: "_StepPlan", begun: Sequence[Request], now: float, can_admit: bool) -> None:
         """What is left of the step, to those that have begun and to newcomers, in the queue's order."""

@@ -80,4 +80,5 @@ def _report(model: LoadedModel, runtime: RuntimeConfig, seconds: float) -> Start
         is_pinned=runtime.pin_threads and runtime.backend == "native",
         isa=model.backend.isa,
         load_s=seconds,
+        num_disk_slots=info.num_disk_slots,
     )

@@ -235,6 +235,7 @@ class EngineLoop:
             num_prompt_tokens=core.num_prompt_tokens,
             num_cached_tokens=core.num_cached_tokens,
             num_evictions=core.num_evictions,
+            disk_transfers=core.disk_transfers,
         )
 
 

@@ -95,6 +95,7 @@ class StartupReport:
     is_pinned: bool  # each thread has a core of its own
     isa: str  # the kernels in use: "avx512", "reference"
     load_s: float
+    num_disk_slots: int = 0  # blocks that there is room for on disk
 
 
 @dataclass(frozen=True, slots=True)

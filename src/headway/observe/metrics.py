@@ -94,6 +94,8 @@ class _EngineCollector(Collector):
         found = "Prompt tokens found in the prefix cache, and computed."
         yield self._by_label(CounterMetricFamily, "prefix_cache_tokens", found, "result", cached)
         yield self._family(CounterMetricFamily, "kv_evictions", "Cached KV blocks given up.", stats.num_evictions)
+        moved = "KV blocks to be saved to disk and loaded from it, and those of both that failed."
+        yield self._by_label(CounterMetricFamily, "kv_disk_transfers", moved, "kind", stats.disk_transfers)
         if stats.queue_seconds is not None:
             yield self._histogram("queue_seconds", "From admission to the first step.", stats.queue_seconds)
         if stats.step_seconds is not None:

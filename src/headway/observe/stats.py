@@ -22,7 +22,8 @@ class EngineStats:
     it; None where no step is predicted. ``ttft_error`` and ``ttft_bias`` are the same of the last first tokens.
     ``deadline_outcomes`` counts first tokens with a deadline by (was expected late, was late). Of ``num_prompt_tokens``
     in all prompts that were begun, ``num_cached_tokens`` were found in the prefix cache, which has given up
-    ``num_evictions`` blocks.
+    ``num_evictions`` blocks. ``disk_transfers`` counts blocks by what was to be done (save, load) and, of both, those
+    that failed; it is empty where no tier on disk is kept.
     """
 
     num_steps: int = 0
@@ -42,4 +43,5 @@ class EngineStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_evictions: int = 0
+    disk_transfers: Mapping[str, int] = field(default_factory=dict)
     fault: str | None = None

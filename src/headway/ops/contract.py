@@ -21,6 +21,7 @@ from headway.ops.weights import AnyMatrix, LinearWeight, Matrix
 Tensor = Any  # opaque to models: an array in the reference, a symbolic buffer in the native backend
 Handle = Any  # a weight, table or KV layer as the backend keeps it
 
+Bytes = NDArray[np.uint8]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
@@ -181,6 +182,9 @@ class Backend(Protocol):
 
     def new_kv_cache(self, layout: KVLayout, num_layers: int) -> Sequence[Handle]:
         """An empty pool, as one handle for each layer."""
+
+    def kv_block(self, kv_cache: Sequence[Handle], block_id: int) -> list[Bytes]:
+        """The memory of one block, all layers of it: 1-dimensional, writable, in the same order each time."""
 
     def compile(self, forward: Callable[[Ops, Any], Tensor], limits: StepLimits) -> StepProgram: ...
 

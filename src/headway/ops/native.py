@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headway import _native
-from headway.ops.contract import Float32, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
+from headway.ops.contract import Bytes, Float32, KVLayout, SamplerOutput, SamplingBatch, StepInput, StepLimits
 from headway.ops.profile import OpProfile, StepTotals, profile_of
 from headway.ops.recorder import NativeLinear, NativeTable, Recorder, emit, fuse
 from headway.ops.weights import AnyMatrix, DenseMatrix, GroupQuantized, LinearWeight, Matrix, PackedMatrix
@@ -81,6 +81,9 @@ class NativeBackend:
         memory = _native.Memory(num_layers * layout.num_blocks * layout.bytes_per_block)
         shape = layout.num_kv_heads, layout.head_dim, layout.num_blocks, layout.block_size, layout.dtype == "bf16"
         return [_native.KVCacheLayer(memory, layer, num_layers, *shape) for layer in range(num_layers)]
+
+    def kv_block(self, kv_cache: Sequence[Any], block_id: int) -> list[Bytes]:
+        return [kv_cache[0].block(block_id)]
 
     def compile(self, forward: Callable[[Any, Any], Any], limits: StepLimits) -> "NativeProgram":
         self._tables.clear()  # every weight is loaded by now: let the sources go

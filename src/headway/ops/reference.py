@@ -6,12 +6,13 @@ each output by itself.) It is for small models and for checking faster backends 
 float32 and nothing else is rounded, except KV where the layout says bf16.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headway.ops.contract import (
+    Bytes,
     Float32,
     Handle,
     Int32,
@@ -226,6 +227,10 @@ class ReferenceBackend:
     def new_kv_cache(self, layout: KVLayout, num_layers: int) -> list[KVCache]:
         shape = (layout.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
         return [KVCache(layout, np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for _ in range(num_layers)]
+
+    def kv_block(self, kv_cache: Sequence[KVCache], block_id: int) -> list[Bytes]:
+        parts = [part[block_id] for layer in kv_cache for part in (layer.keys, layer.values)]
+        return [part.reshape(-1).view(np.uint8) for part in parts]
 
     def compile(self, forward: Callable[[Ops, Handle], Tensor], limits: StepLimits) -> ReferenceProgram:
         return ReferenceProgram(forward)

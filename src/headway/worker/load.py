@@ -1,9 +1,11 @@
 """From settings to a device that is ready to run: finds the model, lays out memory, loads weights, compiles."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from headway.config import CacheConfig, Config, ModelConfig, RuntimeConfig, SchedulerConfig
 from headway.core.executor import ExecutorInfo
@@ -17,12 +19,15 @@ from headway.model.packed_folder import PackedFolder
 from headway.model.progress import Progress, silent
 from headway.model.resolve import ResolvedModel, find_model, resolve_model
 from headway.model.store import ModelStore
-from headway.ops.contract import Backend, KVLayout, StepLimits, StepProgram
+from headway.ops.contract import Backend, Bytes, KVLayout, StepLimits, StepProgram
 from headway.worker.cores import pinned_cpus, usable_cores
 from headway.worker.local_executor import LocalExecutor
 from headway.worker.model_runner import ModelRunner
 from headway.worker.profiler import StepProfiler
 from headway.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from headway.worker.block_file import BlockFile
 
 # Beyond anything sensible: these only keep a slip of the keyboard from asking for all memory or a million threads.
 MAX_BATCH_TOKENS, MAX_BATCH_ROWS, MAX_THREADS = 1 << 20, 1 << 16, 1024
@@ -43,13 +48,15 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on a device. ``checkpoint`` still holds what the engine interprets: tokenizer files, defaults."""
+    """A model on a device. ``checkpoint`` still holds what the engine interprets: tokenizer files, defaults.
+    ``block_file`` has the slots of ``memory.info.num_disk_slots``; None where there are none."""
 
     resolved: ResolvedModel
     checkpoint: Checkpoint
     memory: MemoryPlan
     backend: Backend
     program: StepProgram
+    block_file: "BlockFile | None" = None
 
     @property
     def generation_defaults(self) -> dict[str, float | int]:
@@ -60,7 +67,7 @@ class LoadedModel:
     def make_executor(self, textless_ids: Iterable[int] = ()) -> LocalExecutor:
         """``textless_ids`` are never sampled: rows of the embedding table that stand for no token."""
         runner = ModelRunner(self.program, Sampler(self.backend, textless_ids), self.memory.info)
-        return LocalExecutor(runner, self.memory.info)
+        return LocalExecutor(runner, self.memory.info, self.block_file)
 
     def make_profiler(self, executor: LocalExecutor) -> StepProfiler | None:
         """Of an executor made here; None where the backend cannot tell its operations apart."""
@@ -80,20 +87,33 @@ def load_model(config: Config, progress: Progress = silent, ask_licence: AskLice
     checkpoint = open_checkpoint(resolved.path)
     memory = plan_memory(checkpoint.architecture, config.model.max_context, config.cache, config.scheduler)
     backend = make_backend(config.runtime)
+    kv_cache = backend.new_kv_cache(memory.layout, memory.num_layers)
+    block_file = _open_block_file(config, partial(backend.kv_block, kv_cache))
+    if block_file is not None:
+        memory = replace(memory, info=replace(memory.info, num_disk_slots=block_file.num_slots))
     size = checkpoint.stored_bytes
     packed = _packed_weights(config.model, resolved, checkpoint, backend, progress)
     decoder = Decoder(
         checkpoint.architecture,
         packed or checkpoint.weights(),
         backend,
-        backend.new_kv_cache(memory.layout, memory.num_layers),
+        kv_cache,
         memory.info.max_context,
         on_layer=None
         if packed
         else lambda done, total: progress(f"loading {resolved.name}", size * done // total, size),
     )
     program = backend.compile(decoder.forward, StepLimits(memory.info.max_batch_tokens, memory.info.max_batch_rows))
-    return LoadedModel(resolved, checkpoint, memory, backend, program)
+    return LoadedModel(resolved, checkpoint, memory, backend, program, block_file)
+
+
+def _open_block_file(config: Config, memory: Callable[[int], list[Bytes]]) -> "BlockFile | None":
+    """For evicted blocks; None where none are to be kept. ``memory``: of a block of the pool."""
+    if not (config.cache.disk_bytes and config.cache.prefix_cache):
+        return None
+    from headway.worker.block_file import open_block_file
+
+    return open_block_file(config.cache, ModelStore.at(config.model.cache_dir).root, memory)
 
 
 def _packed_weights(
