@@ -1,6 +1,6 @@
 """Goodput of scheduling policies on recorded mixes of requests: chat, code and long documents.
 
-    python benchmarks/mixes.py DATA [MODEL] [--requests 100] [--virtual]
+    python benchmarks/mixes.py DATA [MODEL] [--requests 100] [--virtual] [--mix TEXT] [--rates 0.6,0.9]
 
 DATA is a folder with public traces: ``azure_llm_2023`` (chat, code) and ``mooncake_fast25`` (long documents), both
 stretched in time to each rate. Lengths are cut to the model's context, those of documents divided by 4 before. Two
@@ -39,6 +39,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 MISSES = 2  # a policy is done once it has missed the objective at so many rates
 KV_BYTES = 4 << 30  # so that time is what is short, not memory
 CHUNKS = (512, 128)  # of the fixed policy
+
+
+_RATES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Mix:
     """So many of a hundred requests of each kind, each kind with its own arrivals; ``rates`` are of all together."""
 
     shares: dict[str, int]
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = _RATES
 
     @property
     def name(self) -> str:
@@ -98,13 +101,12 @@ class Mix:
         return sorted(planned, key=lambda arrival: arrival.at_s)
 
 
-_RATES = (0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0)
 MIXES = (
-    Mix({"chat": 100}, _RATES),
-    Mix({"code": 100}, _RATES),
-    Mix({"chat": 70, "code": 30}, _RATES),
-    Mix({"chat": 90, "documents": 10}, _RATES),
-    Mix({"chat": 60, "code": 30, "documents": 10}, _RATES),
+    Mix({"chat": 100}),
+    Mix({"code": 100}),
+    Mix({"chat": 70, "code": 30}),
+    Mix({"chat": 90, "documents": 10}),
+    Mix({"chat": 60, "code": 30, "documents": 10}),
 )
 
 
@@ -175,12 +177,14 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--virtual", action="store_true")
+    parser.add_argument("--mix", default="", help="only mixes whose name has this in it")
+    parser.add_argument("--rates", type=lambda text: tuple(map(float, text.split(","))), default=_RATES)
     args = parser.parse_args()
     config = load_config(overrides={"model.name": args.model, "cache.memory_bytes": KV_BYTES})
     executor = load_model(config).make_executor()
     policies = Policies(executor, config.scheduler, calibrated(executor), args.virtual)
     runs = []
-    for mix in MIXES:
+    for mix in (replace(mix, rates=args.rates) for mix in MIXES if args.mix in mix.name):
         runs += list(measure(policies, mix, args.data, args.requests))
     Console().print(table(runs, policies.names()))
     result = {"command": recorded_command(), "machine": machine(), "is_virtual": args.virtual, "runs": runs}

@@ -213,11 +213,13 @@ struct AttentionOp : Op {
       const int queries = (c.step.row_starts[i + 1] - c.step.row_starts[i]) * group();
       ends.push_back(total += (queries + tile - 1) / tile);
     }
+    // As many heads at a time as there are workers: tiles of one head read the same keys and values, which then stay near.
     c.take_items(total * heads, [&](int item) {
-      const int index = total - 1 - item / heads;  // the last tiles of a long prompt read most: start with them
+      const int done = item / (total * c.workers) * c.workers, width = std::min(c.workers, heads - done), at = item - total * done;
+      const int index = total - 1 - at / width;  // the last tiles of a long prompt read most: start with them
       const int request = int(std::upper_bound(ends.begin(), ends.end(), index) - ends.begin());
       const int first = (index - (request ? ends[request - 1] : 0)) * tile;
-      run_tile(c, request, item % heads, first, tile);
+      run_tile(c, request, done + at % width, first, tile);
     });
   }
 

@@ -5,7 +5,7 @@ The same loop, scheduler and admission for both; only where time comes from diff
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -126,14 +126,12 @@ class _Predicted:
 
 @dataclass
 class CoreLoad:
-    """Runs arrivals through an engine of its own, to the end of the last answer. ``on_step`` sees the engine between
-    two steps."""
+    """Runs arrivals through an engine of its own, to the end of the last answer."""
 
     executor: Executor
     config: EngineConfig
     step_times: StepTimes | None
     clock: type[WallClock] | type[VirtualClock] = WallClock
-    on_step: Callable[[EngineCore, float], None] = lambda core, now: None
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Served]:
@@ -150,7 +148,6 @@ class CoreLoad:
                 result = step.handle.result()
                 clock.step(result.seconds)
                 core.finish_step(step, result, clock.now())
-                self.on_step(core, clock.now())
             elif next_up < len(planned):
                 clock.wait_until(planned[next_up].arrival.at_s)
             else:

@@ -10,7 +10,7 @@ from engines import install  # noqa: E402
 from fake_engine import FakeEngine  # noqa: E402
 
 engine = FakeEngine()
-engine.answer = "word " * 80
+engine.answer = "word " * 2000
 engine.pace_s = 0.02
 
 
