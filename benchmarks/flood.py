@@ -2,7 +2,7 @@
 
     python benchmarks/flood.py [MODEL] [--seconds 60] [--virtual]
 
-Four tenants send as much as makes four tenths of what the machine can do; a fifth then sends ten times its share, two times
+Four tenants send four tenths of what the machine can do; a fifth then sends ten times its share, two times
 all the machine can do. Three arms: the four alone, all five with fair shares, all five in order of arrival. (That
 services of tenants which always have requests waiting stay within their bound, tests/simulation/test_fair_shares.py
 checks after every step.) Prints a table and writes benchmarks/results/flood-MODEL.json; ``--virtual`` runs on a clock

@@ -61,7 +61,8 @@ def test_a_server_is_measured_at_each_rate(server: LiveServer, tmp_path: Path) -
 
 
 def test_a_chat_server_in_bursts(server: LiveServer) -> None:
-    result = serve(server, "--chat", "--rate", "20", "--cv", "3", "--spread", "0", "--seed", "5", "--json", "-", *LATE_IS_FINE)
+    bursts = ("--rate", "20", "--cv", "3", "--spread", "0", "--seed", "5")
+    result = serve(server, "--chat", *bursts, "--json", "-", *LATE_IS_FINE)
     assert result.exit_code == 0, result.output
     [run] = json.loads(result.stdout)["runs"]
     assert run["num_ok"] == 10 and run["input_tokens_ratio"] == pytest.approx(1, abs=0.15)
