@@ -64,6 +64,7 @@ class Scheduler:
             raise ConfigError("scheduler.max_batch_tokens and scheduler.max_batch_rows must be at least 1")
         self._min_prefill_tokens = config.min_prefill_tokens
         self._kv = kv
+        self._block_size = info.block_size
         self._queue = queue
         self.reserve = reserve
         self._history = history
@@ -145,8 +146,10 @@ class Scheduler:
             if table.is_damaged:
                 request.num_pending_tokens -= row.samples
                 continue
-            if token is None or token.error is None:
-                self._kv.confirm(request, table, row.start + row.num_tokens)
+            end = row.start + row.num_tokens
+            may_name = row.new_block_ids or end % self._block_size < row.num_tokens  # was given blocks, or fills one
+            if may_name and (token is None or token.error is None):
+                self._kv.confirm(request, table, end)
             if token is None and not row.samples:
                 continue
             if token is None:
@@ -206,6 +209,8 @@ class Scheduler:
         Victims are the request itself or come after it in the list, where no request has a row in this step yet. All
         others go on with what a victim gave up, and one that is left alone always fits: admission made sure of that.
         """
+        if request.num_computed_tokens % self._block_size:
+            return ()  # there is room in the block of the last token that is computed
         num_tokens = request.num_computed_tokens + 1
         while (grant := self._kv.allocate(request, num_tokens)) is None:
             victim = self._queue.victim(self._running[self._running.index(request) :])
@@ -243,7 +248,7 @@ class Scheduler:
             table.is_damaged = True
             request = self._requests.get(row.request_id)
             if request is not None and self._kv.holds(request, table):
-                self._uncount_cached(request, num_sound * self._kv.block_size)
+                self._uncount_cached(request, num_sound * self._block_size)
                 self._running.remove(request)
                 self._preempt(request)
 
@@ -286,7 +291,7 @@ class Scheduler:
         own = [other for other in self._running if other.tenant == request.tenant]
         if is_scarce and len(own) > self._queue.row_share(request.tenant, now) * self.max_running:
             return False
-        num_needed = -(-max(request.num_expected_tokens, request.num_tokens) // self._kv.block_size)
+        num_needed = -(-max(request.num_expected_tokens, request.num_tokens) // self._block_size)
         return not own or self._kv.num_blocks_of(own) + num_needed <= kv_share * self._kv.num_blocks
 
     def _admit(self, step: "_StepPlan", request: Request, now: float) -> bool:
