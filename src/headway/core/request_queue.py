@@ -1,8 +1,9 @@
 """Who is next, and who gives way."""
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import islice, takewhile
@@ -69,6 +70,10 @@ class RequestQueue(ABC):
     def row_share(self, tenant: str, now: float) -> float:
         """The part of the rows that a tenant may hold when few are left."""
         return 1.0
+
+    def giving_way(self, running: Sequence[Request], prefills: Sequence[Request], rows: int, now: float) -> list[str]:
+        """Tenants whose running requests get no token in this step, so that ``prefills`` of others go on sooner."""
+        return []
 
     @property
     def services(self) -> Mapping[str, float]:
@@ -233,6 +238,17 @@ class FairShare(RequestQueue):
 
     def row_share(self, tenant: str, now: float) -> float:
         return self.tenants.share(tenant, now)
+
+    def giving_way(self, running: Sequence[Request], prefills: Sequence[Request], rows: int, now: float) -> list[str]:
+        """Those that hold more than their part of the rows and have had more than one that waits for a first token,
+        which can still be in time. What they miss, they get back once that one has had as much."""
+        num_running = Counter(request.tenant for request in running)
+        greedy = [t for t, count in num_running.items() if count > self.tenants.share(t, now) * rows]
+        if not greedy:
+            return []
+        waiting = (p.tenant for p in prefills if p.first_token_s is None and not _urgency(p, now)[0])
+        least = min((self.tenants.service(tenant) for tenant in waiting if tenant not in greedy), default=math.inf)
+        return [tenant for tenant in greedy if self.tenants.service(tenant) > least]
 
     @property
     def services(self) -> Mapping[str, float]:

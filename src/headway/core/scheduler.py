@@ -189,6 +189,7 @@ class Scheduler:
         wanted = [_num_wanted_tokens(request) for request in self._running]
         begun = [request for request, count in zip(self._running, wanted, strict=True) if count > 1]
         if begun or (len(self._queue) and len(wanted) < self.max_running):
+            wanted = self._without_those_giving_way(step, wanted, begun, now)
             step.budget.keep_back((self._running[i] for i, count in enumerate(wanted) if count == 1), now)
         charges: dict[str, int] = {}
         for request, count in zip(tuple(self._running), wanted, strict=True):
@@ -202,6 +203,20 @@ class Scheduler:
         for tenant, charge in charges.items():
             self._queue.charge(tenant, charge)
         return [request for request in begun if request.status is RequestStatus.RUNNING]
+
+    def _without_those_giving_way(
+        self, step: "_StepPlan", wanted: list[int], begun: Sequence[Request], now: float
+    ) -> list[int]:
+        """What each running request gets: no token for those that give way to others' first tokens in this step."""
+        newcomer = self._newcomer(step, now)
+        prefills = begun if newcomer is None else [*begun, newcomer]
+        tenants = self._queue.giving_way(self._running, prefills, self.max_running, now)
+        if not tenants:
+            return wanted
+        return [
+            0 if count == 1 and request.tenant in tenants else count
+            for request, count in zip(self._running, wanted, strict=True)
+        ]
 
     def _allocate_or_preempt(self, request: Request) -> tuple[int, ...] | None:
         """Room for one more token, from others if need be; None when one of these was ``request``.
