@@ -242,3 +242,33 @@ def test_first_come_first_served_puts_everyone_ahead():
     for name in "ab":
         queue.add(make_request(name))
     assert order_of(queue, make_request("c")) == ["a", "b"]
+
+
+def running_of(tenant: str, count: int) -> list[Request]:
+    return [timed(f"{tenant}{number}", 1.0, tenant=tenant) for number in range(count)]
+
+
+def test_a_tenant_with_more_than_its_part_of_the_rows_gives_way_to_first_tokens_of_who_has_had_less():
+    flood, other = running_of("flood", 6), timed("new", 1.0, tenant="other")
+    queue = fair_queue(*flood, other)
+    queue.charge("flood", 10)
+    assert queue.giving_way(flood, [other], rows=8, now=0.0) == ["flood"]
+    assert queue.giving_way(flood[:4], [other], rows=8, now=0.0) == [], "half of the rows is its part"
+    assert queue.giving_way(flood, [other], rows=8, now=9.5) == [], "it is too late for the other's"
+    assert queue.giving_way(flood, [timed("own", 1.0, tenant="flood")], rows=8, now=0.0) == []
+    queue.charge("other", 20)
+    assert queue.giving_way(flood, [other], rows=8, now=0.0) == [], "the other has had more by now"
+
+
+def test_a_tenant_alone_may_have_all_rows():
+    alone = running_of("a", 8)
+    queue = fair_queue(*alone)
+    queue.charge("a", 10)
+    assert queue.row_share("a", 0.0) == 1.0
+    assert queue.giving_way(alone, [timed("more", 1.0, tenant="a")], rows=8, now=0.0) == []
+
+
+def test_a_tenants_part_of_the_rows_goes_by_weight_among_those_that_sent_something_lately():
+    queue = fair_queue(of("a", "a"), of("b", "b", arrival_s=30.0), weights={"a": 3.0})
+    assert queue.row_share("a", 30.0) == 0.75
+    assert queue.row_share("b", 80.0) == 1.0, "a has been away for over a minute"

@@ -5,7 +5,7 @@ import pytest
 from fakes import expected_tokens, fake_token, make_driver, make_info, make_request
 from headway.config import MemoryConfig, SchedulerConfig
 from headway.core.batch import SampledToken, ScheduledBatch, StepResult
-from headway.core.request import FinishReason, RequestStatus
+from headway.core.request import FinishReason, Objective, RequestStatus
 from headway.errors import ConfigError
 
 VOCAB = 1000
@@ -398,3 +398,65 @@ def test_who_shares_nothing_goes_before_those_who_wait_for_a_prompt():
     driver.run()
     admissions = [new.request_id for batch in executor.batches for new in batch.admitted]
     assert admissions == ["a", "c", "b"]
+
+
+class TestFlood:
+    """Eight rows, of which one tenant would take all."""
+
+    def flooded(self, **settings):
+        driver, executor = make_driver(make_info(num_blocks=400), prefix_cache=False, **settings)
+        for number in range(12):
+            request = make_request(f"flood{number}", num_prompt_tokens=4, max_tokens=100)
+            request.tenant = "flood"
+            driver.add(request)
+        return driver, executor
+
+    def newcomer(self, driver, num_prompt_tokens=4):
+        request = make_request("new", num_prompt_tokens, max_tokens=3)
+        request.tenant, request.objective = "other", Objective(ttft_s=50.0)
+        driver.add(request)
+        return request
+
+    def test_the_last_row_is_for_who_has_not_had_its_part(self):
+        driver, executor = self.flooded()
+        early = make_request("early", 4, max_tokens=1)
+        early.tenant = "other"
+        driver.add(early)
+        for _ in range(3):
+            driver.begin()
+            driver.finish()
+        assert driver.core.num_running == 7
+        self.newcomer(driver)
+        driver.begin()
+        assert "new" in [new.request_id for new in executor.batches[-1].admitted]
+
+    def test_who_floods_gives_way_to_a_first_token_until_both_have_had_as_much(self):
+        driver, executor = self.flooded(config=SchedulerConfig(max_batch_tokens=10))
+        for _ in range(6):
+            driver.begin()
+            driver.finish()
+        running = driver.core.num_running
+        driver.abort("flood0")
+        self.newcomer(driver, num_prompt_tokens=25)
+        sizes = []
+        for _ in range(5):
+            driver.begin()
+            sizes.append([(row.request_id, row.num_tokens) for row in executor.batches[-1].rows])
+            driver.finish()
+        assert running == 8
+        assert sizes[0] == [("new", 10)]
+        assert len(sizes[1]) == 8 and ("new", 3) in sizes[1], "by now it has had more than they"
+        assert sizes[2] == [("new", 10)]
+
+    def test_where_nothing_comes_of_giving_way_nobody_does(self):
+        """The newcomer's row is free, its memory is not: they all go on."""
+        driver, executor = make_driver(make_info(num_blocks=9, block_size=4), memory=NO_RESERVE, prefix_cache=False)
+        for number in range(4):
+            request = make_request(f"flood{number}", num_prompt_tokens=4, max_tokens=4)
+            request.tenant = "flood"
+            driver.add(request)
+        driver.begin()
+        driver.finish()
+        self.newcomer(driver, num_prompt_tokens=30)
+        driver.begin()
+        assert len(executor.batches[-1].rows) == 4

@@ -259,7 +259,7 @@ def test_the_lives_meet_what_they_are_meant_to_meet():
     assert sum(life.driver.core.num_evictions for life in lives) > 100
     for kind, least in (("save", 1000), ("load", 80), ("failed", 80)):
         assert sum(life.driver.core.disk_transfers.get(kind, 0) for life in lives) > least, kind
-    assert sum(life.executor.num_spoilt for life in lives) > 10, "of requests that were given blocks not loaded"
+    assert sum(life.executor.num_spoilt for life in lives) > 4, "of requests that were given blocks not loaded"
 
 
 def preempted_in_flight(executor: FakeExecutor) -> bool:

@@ -99,6 +99,10 @@ class KVCacheManager:
         """Tokens that the request would find computed if it were given blocks now."""
         return len(self._find_prefix(request)) * self.block_size
 
+    def can_begin(self, request: Request, headroom: int) -> bool:
+        """Whether ``allocate`` has room for all known tokens of a request that has no blocks."""
+        return self._num_to_take(self._find_prefix(request), request.num_tokens, headroom) is not None
+
     def is_coming(self, request: Request) -> bool:
         """Whether a request that runs is computing what this one would have to compute first."""
         if not self.prefix_cache:
@@ -181,10 +185,8 @@ class KVCacheManager:
     def _open_table(self, request: Request, num_tokens: int, headroom: int) -> Grant | None:
         prefix = self._find_prefix(request)
         found = [block_id for block_id in prefix if block_id is not None]
-        num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in found)
-        available = self._pool.num_available - num_to_revive - headroom
-        missing = max(-(-num_tokens // self.block_size), len(prefix)) - len(found)
-        if missing > max(available, 0):
+        missing = self._num_to_take(prefix, num_tokens, headroom)
+        if missing is None:
             return None
         self._pool.share(found)
         table = BlockTable(found, len(found))
@@ -196,6 +198,14 @@ class KVCacheManager:
         self._tables[request.request_id] = table
         self._announce(request, table)
         return Grant(tuple(table.block_ids), len(prefix) * self.block_size)
+
+    def _num_to_take(self, prefix: Sequence[int | None], num_tokens: int, headroom: int) -> int | None:
+        """Blocks that a request with this prefix lacks for ``num_tokens``; None when there are not so many."""
+        found = [block_id for block_id in prefix if block_id is not None]
+        num_to_revive = sum(self._pool.ref_count(block_id) == 0 for block_id in found)
+        available = self._pool.num_available - num_to_revive - headroom
+        missing = max(-(-num_tokens // self.block_size), len(prefix)) - len(found)
+        return None if missing > max(available, 0) else missing
 
     def _take_and_load(self, request: Request, prefix: list[int | None], missing: int) -> list[int]:
         """The request's blocks, ``missing`` of them taken now: the first of these for what ``prefix`` lacks."""

@@ -240,7 +240,7 @@ class FairShare(RequestQueue):
         return self.tenants.share(tenant, now)
 
     def giving_way(self, running: Sequence[Request], prefills: Sequence[Request], rows: int, now: float) -> list[str]:
-        """Those that hold more than their part of the rows and have had more than one that waits for a first token,
+        """Those that hold more than their part of the rows and have had no less than one that waits for a first token,
         which can still be in time. What they miss, they get back once that one has had as much."""
         num_running = Counter(request.tenant for request in running)
         greedy = [t for t, count in num_running.items() if count > self.tenants.share(t, now) * rows]
@@ -248,7 +248,7 @@ class FairShare(RequestQueue):
             return []
         waiting = (p.tenant for p in prefills if p.first_token_s is None and not _urgency(p, now)[0])
         least = min((self.tenants.service(tenant) for tenant in waiting if tenant not in greedy), default=math.inf)
-        return [tenant for tenant in greedy if self.tenants.service(tenant) > least]
+        return [tenant for tenant in greedy if self.tenants.service(tenant) >= least]
 
     @property
     def services(self) -> Mapping[str, float]:

@@ -121,6 +121,8 @@ class Scheduler:
         begun = self._schedule_decodes(step, now)
         # Where memory was short for those that run, nobody else begins.
         self._schedule_prefills(step, begun, now, can_admit=self.num_preemptions == num_preemptions)
+        if not step.rows and step.gives_way:
+            self._schedule_decodes(step, now, may_give_way=False)  # for nobody, as it turned out
         if not step.rows:
             return None
         released, admitted, rows = tuple(self._released), tuple(step.admitted), tuple(step.rows)
@@ -183,13 +185,13 @@ class Scheduler:
         if not self._running and self._kv.num_used_blocks:
             raise RuntimeError(f"nothing runs, but {self._kv.num_used_blocks} blocks are taken")
 
-    def _schedule_decodes(self, step: "_StepPlan", now: float) -> list[Request]:
+    def _schedule_decodes(self, step: "_StepPlan", now: float, may_give_way: bool = True) -> list[Request]:
         """A token for each running request that wants just one, by class, in each the first to be admitted first.
         Victims of preemption drop out on the way. Returns those that want more, which is prefill."""
         wanted = [_num_wanted_tokens(request) for request in self._running]
         begun = [request for request, count in zip(self._running, wanted, strict=True) if count > 1]
         if begun or (len(self._queue) and len(wanted) < self.max_running):
-            wanted = self._without_those_giving_way(step, wanted, begun, now)
+            wanted = self._without_those_giving_way(step, wanted, begun, now) if may_give_way else wanted
             step.budget.keep_back((self._running[i] for i, count in enumerate(wanted) if count == 1), now)
         charges: dict[str, int] = {}
         for request, count in zip(tuple(self._running), wanted, strict=True):
@@ -209,10 +211,13 @@ class Scheduler:
     ) -> list[int]:
         """What each running request gets: no token for those that give way to others' first tokens in this step."""
         newcomer = self._newcomer(step, now)
-        prefills = begun if newcomer is None else [*begun, newcomer]
-        tenants = self._queue.giving_way(self._running, prefills, self.max_running, now)
+        prefills = list(begun)
+        if newcomer is not None and self._kv.can_begin(newcomer, self.reserve.headroom(self._running, newcomer)):
+            prefills.append(newcomer)
+        tenants = self._queue.giving_way(self._running, prefills, self.max_running, now) if prefills else []
         if not tenants:
             return wanted
+        step.gives_way = True
         return [
             0 if count == 1 and request.tenant in tenants else count
             for request, count in zip(self._running, wanted, strict=True)
@@ -415,6 +420,7 @@ class _StepPlan:
     rows: list[ScheduledRow] = field(default_factory=list)
     tables: list[BlockTable] = field(default_factory=list)  # each row's
     admitted: list[NewRequest] = field(default_factory=list)
+    gives_way: bool = False  # some that decode have no row, for others' first tokens
     full_tenants: list[str] = field(default_factory=list)  # have their share of the pool
 
     def admit(self, request: Request) -> None:
