@@ -41,7 +41,17 @@ def test_the_start_says_what_is_served_and_where_the_memory_went(capsys: pytest.
 
 def test_an_objective_is_shown_beside_what_steps_take_and_one_that_cannot_be_held_is_said_so():
     times = LinearStepTimes(step_s=0.010, token_s=0.001)
-    fact = objective_fact(ObjectiveConfig(tpot_ms=50.0), times, 64)
-    assert fact == "50 ms a token; a step takes 11.0 ms for one request, 74.0 ms for 64 (predicted)"
-    assert "cannot be held, at best 11.0 ms" in objective_fact(ObjectiveConfig(tpot_ms=5.0), times, 64)
-    assert objective_fact(ObjectiveConfig(tpot_ms=0.0), times, 64).startswith("none; ")
+    steps = "a step takes 11.0 ms for one request, 74.0 ms for 64 (predicted)"
+    fact = objective_fact(ObjectiveConfig(tpot_ms=50.0, ttft_ms=500.0), times, 64, 400)
+    assert fact == f"50 ms a token; {steps}; first token within 500 ms"
+    fact = objective_fact(ObjectiveConfig(tpot_ms=5.0), times, 64, 400)
+    assert "cannot be held, at best 11.0 ms" in fact
+    assert objective_fact(ObjectiveConfig(tpot_ms=0.0, ttft_ms=0.0), times, 64, 400) == (
+        f"none for tokens; {steps}; none for the first token"
+    )
+
+
+def test_the_start_says_which_prompts_have_time_to_be_read():
+    times = LinearStepTimes(step_s=0.010, token_s=0.001)
+    fact = objective_fact(ObjectiveConfig(ttft_ms=100.0), times, 64, 400)
+    assert fact.endswith("first token within 100 ms for prompts up to 90 tokens, alone (predicted)")

@@ -44,6 +44,14 @@ def test_a_request_may_bring_objectives_of_its_own():
     assert own.objective == Objective(tpot_s=0.05, ttft_s=0.2, deadline_s=0.8)
 
 
+def test_a_deadline_before_the_objective_is_refused_wherever_it_stands():
+    with pytest.raises(InvalidRequest, match="deadline_ms 100 is before ttft_ms 200"):
+        applied(ServiceLevels(), ttft_ms=200.0, deadline_ms=100.0)
+    assert applied(ServiceLevels(), ttft_ms=200.0, deadline_ms=200.0).objective.deadline_s == 0.2
+    with pytest.raises(ConfigError, match="class.deadline_ms of 'live' is 100"):
+        ServiceLevels(classes=[ClassConfig("live", ttft_ms=200.0, deadline_ms=100.0)])
+
+
 def test_a_star_is_the_class_of_tenants_without_an_entry():
     levels = ServiceLevels(tenants=[TenantConfig("*", request_class="background"), TenantConfig("shop")])
     assert applied(levels, "stranger").request_class.name == "background"

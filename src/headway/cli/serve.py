@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from bisect import bisect_right
 from typing import Any
 
 from rich.text import Text
@@ -28,7 +29,8 @@ def serve(*, config: Config) -> None:
         listener.listen()  # whoever pastes the line below at once waits for the server instead of being refused
         url = server_url(listener.getsockname())
         assert running.step_times is not None
-        objective = objective_fact(config.objective, running.step_times, config.scheduler.max_batch_rows)
+        max_requests, max_context = config.scheduler.max_batch_rows, running.report.max_context
+        objective = objective_fact(config.objective, running.step_times, max_requests, max_context)
         print_start(running.engine.card, running.report, objective, url, running.engine.chat_template is not None)
         serve_app(app, listener, config.server)
 
@@ -62,15 +64,28 @@ def start_facts(card: ModelCard, report: StartupReport, objective: str, url: str
     ]
 
 
-def objective_fact(objective: ObjectiveConfig, times: StepTimes, max_requests: int) -> str:
-    """What is asked, and what steps are predicted to take, at a context of 256 tokens."""
+def objective_fact(objective: ObjectiveConfig, times: StepTimes, max_requests: int, max_context: int) -> str:
+    """What is asked, and what is predicted: steps at a context of 256 tokens, and which prompts have time to be read."""
     alone, full = (1e3 * times.seconds(StepShape.of_decodes(n, 256)) for n in (1, max_requests))
     steps = f"a step takes {alone:.1f} ms for one request, {full:.1f} ms for {max_requests} (predicted)"
     if not objective.tpot_ms:
-        return f"none; {steps}"
-    if alone > objective.tpot_ms:
-        return f"{objective.tpot_ms:g} ms a token cannot be held, at best {alone:.1f} ms: {steps}"
-    return f"{objective.tpot_ms:g} ms a token; {steps}"
+        token = f"none for tokens; {steps}"
+    elif alone > objective.tpot_ms:
+        token = f"{objective.tpot_ms:g} ms a token cannot be held, at best {alone:.1f} ms: {steps}"
+    else:
+        token = f"{objective.tpot_ms:g} ms a token; {steps}"
+    return f"{token}; {first_token_fact(objective.ttft_ms, times, max_context)}"
+
+
+def first_token_fact(ttft_ms: float, times: StepTimes, max_context: int) -> str:
+    if not ttft_ms:
+        return "none for the first token"
+    longest = bisect_right(
+        range(1, max_context + 1), ttft_ms, key=lambda n: 1e3 * times.seconds(StepShape().plus(0, n, True))
+    )
+    if longest == max_context:
+        return f"first token within {ttft_ms:g} ms"
+    return f"first token within {ttft_ms:g} ms for prompts up to {longest} tokens, alone (predicted)"
 
 
 def threads_fact(report: StartupReport) -> str:

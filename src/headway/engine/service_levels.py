@@ -29,6 +29,8 @@ class ServiceLevels:
         settings = {own.name: own for own in (*DEFAULT_CLASSES, *classes)}
         self._classes = {name: RequestClass(name, own.priority, own.max_wait_s) for name, own in settings.items()}
         self._objectives = {name: _objective(own, base) for name, own in settings.items()}
+        for own in classes:
+            _check_deadline(own)
         self._class_of_tenant = {tenant.name: tenant.request_class for tenant in tenants}
         for tenant in tenants:
             self._check(tenant)
@@ -37,7 +39,7 @@ class ServiceLevels:
         """Sets what depends on tenant and class; no class: the tenant's own. What was asked of time goes before the
         class's objectives. Tenants share no cached prefix.
 
-        Raises InvalidRequest for a class that is not there.
+        Raises InvalidRequest for a class that is not there, and for a deadline before the objective.
         """
         default = self._class_of_tenant.get(EVERY_OTHER, "standard")
         name = asked.request_class or self._class_of_tenant.get(asked.tenant, default)
@@ -52,6 +54,9 @@ class ServiceLevels:
             ttft_s=own.ttft_s if asked.ttft_ms is None else asked.ttft_ms / 1e3,
             deadline_s=own.deadline_s if asked.deadline_ms is None else asked.deadline_ms / 1e3,
         )
+        if asked.ttft_ms is not None and asked.deadline_ms is not None and asked.deadline_ms < asked.ttft_ms:
+            message = f"deadline_ms {asked.deadline_ms:g} is before ttft_ms {asked.ttft_ms:g}: leave one of them out."
+            raise InvalidRequest(message, param="deadline_ms")
 
     def _check(self, tenant: TenantConfig) -> None:
         if tenant.weight <= 0:
@@ -75,6 +80,13 @@ def _objective(own: ClassConfig, base: ObjectiveConfig) -> Objective:
     tpot_ms = base.tpot_ms if own.tpot_ms is None else own.tpot_ms
     ttft_ms = base.ttft_ms if own.ttft_ms is None else own.ttft_ms
     return Objective(tpot_ms / 1e3 or math.inf, ttft_ms / 1e3 or math.inf, own.deadline_ms / 1e3 or math.inf)
+
+
+def _check_deadline(own: ClassConfig) -> None:
+    if own.ttft_ms and 0 < own.deadline_ms < own.ttft_ms:
+        raise ConfigError(
+            f"class.deadline_ms of {own.name!r} is {own.deadline_ms:g}, before its ttft_ms of {own.ttft_ms:g}"
+        )
 
 
 def _check_names(table: str, names: Sequence[str]) -> None:
