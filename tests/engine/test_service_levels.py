@@ -48,7 +48,7 @@ def test_a_deadline_before_the_objective_is_refused_wherever_it_stands():
     with pytest.raises(InvalidRequest, match="deadline_ms 100 is before ttft_ms 200"):
         applied(ServiceLevels(), ttft_ms=200.0, deadline_ms=100.0)
     assert applied(ServiceLevels(), ttft_ms=200.0, deadline_ms=200.0).objective.deadline_s == 0.2
-    with pytest.raises(ConfigError, match="class.deadline_ms of 'live' is 100"):
+    with pytest.raises(ConfigError, match="of 'live' is 100, before its ttft_ms of 200"):
         ServiceLevels(classes=[ClassConfig("live", ttft_ms=200.0, deadline_ms=100.0)])
 
 

@@ -65,7 +65,7 @@ def start_facts(card: ModelCard, report: StartupReport, objective: str, url: str
 
 
 def objective_fact(objective: ObjectiveConfig, times: StepTimes, max_requests: int, max_context: int) -> str:
-    """What is asked, and what is predicted: steps at a context of 256 tokens, and which prompts have time to be read."""
+    """What is asked, and what is predicted: steps at a context of 256 tokens, and the longest prompt in time."""
     alone, full = (1e3 * times.seconds(StepShape.of_decodes(n, 256)) for n in (1, max_requests))
     steps = f"a step takes {alone:.1f} ms for one request, {full:.1f} ms for {max_requests} (predicted)"
     if not objective.tpot_ms:
