@@ -46,8 +46,9 @@ def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
         load_config(None, {name: value})
 
 
-def test_there_are_at_most_60_settings() -> None:
-    assert len(list(settings(Config()))) <= 60
+def test_there_are_at_most_60_settings_besides_the_bounds_of_one_request() -> None:
+    chosen = [name for name, _ in settings(Config()) if not name.startswith("server.limits.")]
+    assert len(chosen) <= 60
 
 
 def test_the_page_lists_every_setting_with_its_default_and_its_flag() -> None:

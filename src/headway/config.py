@@ -128,6 +128,7 @@ class ServerConfig:
     keep_alive_s: float = 120.0  # longer than common proxies' 60 to 90 s, so that they close first
     drain_s: float = 30.0  # how long SIGTERM waits for what runs
     send_buffer_bytes: int = 1 << 20  # unread output held for a slow client before its stream is aborted
+    state_dir: str = ""  # what outlives a restart: responses, files, batches; empty: the platform's folder for state
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 

@@ -20,6 +20,15 @@ class RequestStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """A language that the answer must be in. ``kind`` is ``json_schema``, ``regex`` or ``lark``, the form of ``source``
+    (``lark`` in llguidance's dialect)."""
+
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. Checked once, in ``engine/admit.py``; the core and the sampler trust it.
 
@@ -43,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
