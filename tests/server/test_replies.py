@@ -5,7 +5,8 @@ import pytest
 
 from headway.core.request import FinishReason
 from headway.engine.generation import OutputDelta, TokenText, Usage
-from headway.server.replies import ChatReply, CompletionReply, ReplyHead, usage_body
+from headway.server.chat_reply import ChatReply
+from headway.server.replies import CompletionReply, ReplyHead, usage_body
 
 HEAD = ReplyHead("id-1", 123, 'model "x"', "hw-1")
 LLAMA = "🦙".encode()
@@ -128,4 +129,5 @@ def test_a_prompt_counts_once_however_many_choices_it_has() -> None:
         "completion_tokens": 18,
         "total_tokens": 48,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }

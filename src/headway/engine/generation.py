@@ -6,12 +6,30 @@ from headway.core.request import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What an answer's text holds beside plain text, and so how it is read (``output_parsing``). By default nothing.
+
+    ``calls`` is the way in which the model writes tool calls (``output_parsing.formats``), empty where they are not
+    looked for. ``has_thinking``: text in ``<think>`` at its beginning is thinking; ``is_thinking``: the prompt has
+    opened it already.
+    """
+
+    calls: str = ""
+    has_thinking: bool = False
+    is_thinking: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.calls or self.has_thinking or self.is_thinking)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. ``stop`` strings end the text and are left out of it unless ``include_stop``.
 
     ``label`` is the client's name for it (shown, never used as a key). ``tenant`` is who is charged for it, and
     ``request_class`` how urgent it is: empty for the tenant's own. ``*_ms`` are objectives of its own, in milliseconds;
-    None: those of its class (``core.request.Objective``).
+    None: those of its class (``core.request.Objective``). ``stop`` is looked for in the answer's plain text alone.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -25,13 +43,17 @@ class GenerationRequest:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     deadline_ms: float | None = None
+    answer_format: AnswerFormat = AnswerFormat()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """``reasoning_tokens`` are those of ``completion_tokens`` that were thinking, its marks included."""
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +71,31 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call ``index`` (from 0) of one answer. The first has its ``id`` and ``name``; later ones neither.
+
+    ``arguments`` of all its pieces, joined, are the JSON text that the model wrote.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole tool call; ``arguments`` is JSON text as the model wrote it, so it may be cut off or wrong."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """A piece of one answer. The concatenated ``text`` of all deltas is the whole answer, exactly.
+    """A piece of one answer. The concatenated ``text`` of all deltas is the whole answer, exactly; what the request's
+    ``answer_format`` makes of it beside plain text comes as ``reasoning`` and ``tool_calls`` instead.
 
     ``token_ids`` are all that were generated, a token that ended the answer included. ``tokens`` holds those that are
     part of the text, with log probabilities, when these were asked for, else it is empty. The last delta, and only it,
@@ -64,6 +109,8 @@ class OutputDelta:
     usage: Usage
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +125,8 @@ class GenerationResult:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     error: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

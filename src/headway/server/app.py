@@ -19,6 +19,7 @@ from headway.errors import InvalidRequest
 from headway.observe.metrics import Metrics
 from headway.server import errors
 from headway.server.body import read_model
+from headway.server.chat_reply import ChatReply
 from headway.server.engine_contract import ServedEngine
 from headway.server.gate import Gate, GateMiddleware
 from headway.server.generation import Generation
@@ -27,7 +28,7 @@ from headway.server.intake import Intake, Job
 from headway.server.openapi import request_body
 from headway.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from headway.server.readiness import ProgressProbe
-from headway.server.replies import ChatReply, CompletionReply, Reply, ReplyHead, dumps, usage_body
+from headway.server.replies import CompletionReply, Reply, ReplyHead, dumps, usage_body
 from headway.server.streaming import EventStream, events
 
 Endpoint = Callable[..., Awaitable[Response]]

@@ -51,10 +51,11 @@ def usage_body(usages: Sequence[Usage], n: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
     }
 
 
-class _Chunks:
+class Chunks:
     """The constant parts of one stream's events."""
 
     def __init__(self, kind: str, head: ReplyHead, include_usage: bool) -> None:
@@ -75,58 +76,12 @@ class _Chunks:
         return f'{self._start}],"usage":{dumps(usage)}}}\n\n'
 
 
-class ChatReply:
-    def __init__(self, head: ReplyHead, num_choices: int, include_usage: bool) -> None:
-        self._head = head
-        self._chunks = _Chunks("chat.completion.chunk", head, include_usage)
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._tokens: list[list[TokenText]] = [[] for _ in range(num_choices)]
-        self._reasons: list[str | None] = [None] * num_choices
-        self._has_role = [False] * num_choices
-
-    def chunk(self, index: int, delta: OutputDelta) -> str:
-        events = ""
-        if not self._has_role[index]:
-            self._has_role[index] = True
-            events = self._event(index, '{"role":"assistant","content":""}')
-        if delta.text or delta.tokens:
-            logprobs = dumps(_chat_logprobs(delta.tokens)) if delta.tokens else "null"
-            events += self._event(index, f'{{"content":{dumps(delta.text)}}}', logprobs)
-        if delta.finish_reason is not None:
-            events += self._event(index, "{}", "null", f'"{delta.finish_reason.value}"')
-        return events
-
-    def _event(self, index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:
-        choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return self._chunks.choice(choice)
-
-    def usage_chunk(self, usage: dict[str, Any]) -> str:
-        return self._chunks.usage(usage)
-
-    def add(self, index: int, delta: OutputDelta) -> None:
-        self._texts[index].append(delta.text)
-        self._tokens[index].extend(delta.tokens)
-        self._reasons[index] = _reason(delta.finish_reason)
-
-    def body(self, usage: dict[str, Any]) -> bytes:
-        return _whole("chat.completion", self._head, [self._choice(i) for i in range(len(self._texts))], usage)
-
-    def _choice(self, index: int) -> dict[str, Any]:
-        tokens = self._tokens[index]
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(self._texts[index]), "refusal": None},
-            "logprobs": _chat_logprobs(tokens) if tokens else None,
-            "finish_reason": self._reasons[index],
-        }
-
-
 class CompletionReply:
     """``echo`` holds one text for each prompt, put before each of its ``n`` answers; empty for none."""
 
     def __init__(self, head: ReplyHead, num_choices: int, include_usage: bool, n: int, echo: Sequence[str]) -> None:
         self._head = head
-        self._chunks = _Chunks("text_completion", head, include_usage)
+        self._chunks = Chunks("text_completion", head, include_usage)
         self._echo = [echo[index // n] if echo else "" for index in range(num_choices)]
         self._texts: list[list[str]] = [[text] for text in self._echo]
         self._logprobs = [_CompletionLogprobs() for _ in range(num_choices)]
@@ -160,7 +115,7 @@ class CompletionReply:
             }
             for index, texts in enumerate(self._texts)
         ]
-        return _whole("text_completion", self._head, choices, usage)
+        return whole_body("text_completion", self._head, choices, usage)
 
 
 class _CompletionLogprobs:
@@ -204,20 +159,11 @@ def _alternatives(token: TokenText) -> dict[str, float]:
     return alternatives
 
 
-def _chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    content = [_chat_token(token) | {"top_logprobs": [_chat_token(other) for other in token.top]} for token in tokens]
-    return {"content": content, "refusal": None}
-
-
-def _chat_token(token: TokenText) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-
 def _reason(reason: FinishReason | None) -> str | None:
     return None if reason is None else reason.value
 
 
-def _whole(kind: str, head: ReplyHead, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+def whole_body(kind: str, head: ReplyHead, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
     body = {
         "id": head.id,
         "object": kind,
